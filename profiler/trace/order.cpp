@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <span>
 
 #include "profiler/error.h"
 
@@ -12,7 +13,7 @@
 //   chunk A (forward thread)     1 2 3 . . . 7 8 9            order: 1-3 from A, 4-6 from B, 7-9 from A
 //   chunk B (backward thread)          4 5 6                  8 bytes per run, not 64 per event
 //
-// Where no sequence is missing in a chunk the run's end follows from arithmetic, and nothing is read.
+// A chunk is read as far as it has the next event of all.
 
 namespace oomdiag {
 namespace {
@@ -21,53 +22,56 @@ constexpr uint64_t kMaxEvents = uint64_t{1} << 31;  // the replay remembers even
 
 class Merger {
  public:
-  Merger(EventFile& file, std::vector<ChunkExtent> chunks, uint32_t devices)
-      : file_(file), chunks_(std::move(chunks)), devices_(devices) {
-    for (size_t c = 0; c < chunks_.size(); ++c) {
-      if (chunks_[c].count == 0) continue;
-      waiting_.push({chunks_[c].first_sequence, c});
-      last_ = std::max(last_, chunks_[c].last_sequence);
-    }
-  }
+  Merger(EventFile& file, const std::vector<UnreadChunk>& chunks, uint64_t last_sequence, uint32_t devices)
+      : file_(file),
+        end_(std::min(last_sequence, ~uint64_t{1})),
+        devices_(devices),
+        waiting_(std::greater<>(), chunks) {}
 
   EventOrder merge() {
     while (!waiting_.empty()) {
-      ChunkExtent& chunk = chunks_[waiting_.top().second];
-      const size_t number = waiting_.top().second;
+      const UnreadChunk chunk = waiting_.top();
       waiting_.pop();
-      const uint64_t limit = waiting_.empty() ? ~uint64_t{0} : waiting_.top().first;
-      chunk.dense ? take_dense(chunk, limit) : take_each(chunk, limit);
-      if (chunk.count > 0) waiting_.push({chunk.first_sequence, number});
+      take(chunk, waiting_.empty() ? end_ : std::min(waiting_.top().sequence - 1, end_));
     }
+    find_last_hole();
     return std::move(order_);
   }
 
  private:
-  void take_dense(ChunkExtent& chunk, uint64_t limit) {
-    const uint64_t limit_here = limit > chunk.first_sequence ? limit - chunk.first_sequence : 1;
-    const uint64_t count = std::min(chunk.count, limit_here);
-    append(chunk.slot, count, chunk.first_sequence);
-    chunk.slot += count;
-    chunk.count -= count;
-    chunk.first_sequence += count;
+  // Takes the chunk's events up to the sequence `last`; of two chunks that claim the same sequence, that one all the same.
+  void take(UnreadChunk chunk, uint64_t last) {
+    const uint64_t first = chunk.sequence;
+    while (chunk.slots > 0) {
+      const std::shared_ptr<const EventWindow> window = file_.window(chunk.slot);
+      const uint64_t place = chunk.slot % EventWindow::kEvents;
+      const std::span events(window->events.data() + place, std::min(chunk.slots, EventWindow::kEvents - place));
+      for (size_t i = 0; i < events.size();) {
+        const uint64_t sequence = events[i].sequence;
+        if (sequence < chunk.sequence || sequence > end_) return;
+        if (sequence > last && sequence != first) {
+          waiting_.push({sequence, chunk.slot + i, chunk.slots - i});
+          return;
+        }
+        const size_t count = count_dense(events.subspan(i), last);
+        if (count > 0) append(chunk.slot + i, count, sequence);
+        i += std::max<size_t>(count, 1);
+        last_read_ = std::max(last_read_, events[i - 1].sequence);
+        chunk.sequence = events[i - 1].sequence + 1;
+      }
+      chunk.slot += events.size();
+      chunk.slots -= events.size();
+    }
   }
 
-  // At least one event, else two chunks that claim the same sequence would wait for each other for ever.
-  void take_each(ChunkExtent& chunk, uint64_t limit) {
-    bool first = true;
-    while (chunk.count > 0) {
-      const std::shared_ptr<const EventWindow> window = file_.window(chunk.slot);
-      uint64_t place = chunk.slot % EventWindow::kEvents;
-      for (; place < EventWindow::kEvents && chunk.count > 0; ++place) {
-        const Event& event = window->events[place];
-        chunk.first_sequence = event.sequence;
-        if (!first && event.sequence >= limit) return;
-        if (is_sound(event, devices_)) append(chunk.slot, 1, event.sequence);
-        first = false;
-        ++chunk.slot;
-        --chunk.count;
-      }
+  // How many of the events, which begin with one to take, are sound and follow each other without a gap.
+  size_t count_dense(std::span<const Event> events, uint64_t last) const {
+    size_t count = 0;
+    while (count < events.size() && events[count].sequence == events[0].sequence + count &&
+           (count == 0 || events[count].sequence <= last) && is_sound(events[count], devices_)) {
+      ++count;
     }
+    return count;
   }
 
   void append(uint64_t slot, uint64_t count, uint64_t sequence) {
@@ -75,7 +79,6 @@ class Merger {
       throw Error(ErrorKind::input, "the trace has too many events", "record with a smaller OOMDIAG_TRACE_MIB");
     }
     const bool starts = order_.size == 0 || sequence != next_;
-    if (order_.size > 0 && starts && sequence + kTornEvents < last_) order_.after_last_hole = order_.size;
     if (starts) order_.starts.push_back({static_cast<uint32_t>(order_.size), sequence});
     next_ = sequence + count;
     if (starts || slot != end_slot_) {
@@ -85,14 +88,18 @@ class Merger {
     order_.size += count;
   }
 
-  using Next = std::pair<uint64_t, size_t>;  // sequence, chunk
+  void find_last_hole() {
+    for (size_t s = 1; s < order_.starts.size(); ++s) {
+      if (order_.starts[s].sequence + kTornEvents < last_read_) order_.after_last_hole = order_.starts[s].first;
+    }
+  }
 
   EventFile& file_;
-  std::vector<ChunkExtent> chunks_;
+  uint64_t end_;
   uint32_t devices_;
-  std::priority_queue<Next, std::vector<Next>, std::greater<>> waiting_;
+  std::priority_queue<UnreadChunk, std::vector<UnreadChunk>, std::greater<>> waiting_;
   EventOrder order_;
-  uint64_t last_ = 0, next_ = 0, end_slot_ = 0;
+  uint64_t last_read_ = 0, next_ = 0, end_slot_ = 0;
 };
 
 /// `pieces` of `size` events without the first `count` events. `skip` takes events away from the front of a piece.
@@ -118,8 +125,9 @@ bool is_sound(const Event& event, uint32_t devices) {
          (event.device < devices || devices == 0);
 }
 
-EventOrder merge_chunks(EventFile& file, std::vector<ChunkExtent> chunks, uint32_t devices) {
-  return Merger(file, std::move(chunks), devices).merge();
+EventOrder merge_chunks(EventFile& file, const std::vector<UnreadChunk>& chunks, uint64_t last_sequence,
+                        uint32_t devices) {
+  return Merger(file, chunks, last_sequence, devices).merge();
 }
 
 EventOrder drop_front(EventOrder order, uint64_t count) {

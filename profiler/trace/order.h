@@ -7,12 +7,13 @@
 
 namespace oomdiag {
 
-/// Where the events of one chunk of a trace lie.
-struct ChunkExtent {
-  uint64_t slot = 0;  ///< of the first one
-  uint64_t count = 0;
-  uint64_t first_sequence = 0, last_sequence = 0;
-  bool dense = true;  ///< no sequence is missing in between, and every event is sound
+/// What was not yet read of one chunk of a trace.
+struct UnreadChunk {
+  uint64_t sequence = 0;  ///< of the next event, or a smaller one
+  uint64_t slot = 0;      ///< where that lies
+  uint64_t slots = 0;     ///< from there to the chunk's end
+
+  auto operator<=>(const UnreadChunk&) const = default;
 };
 
 /// The events of a trace in order.
@@ -29,9 +30,10 @@ inline constexpr uint64_t kTornEvents = 64;
 /// Whether an event can be used: its kind is one, its device is one of `devices` (of any, where that is 0).
 bool is_sound(const Event& event, uint32_t devices);
 
-/// Merges `chunks`, in each of which sequences ascend, by sequence. Unsound events are left out. Reads only where chunks
-/// overlap in time, as those of threads that take turns do.
-EventOrder merge_chunks(EventFile& file, std::vector<ChunkExtent> chunks, uint32_t devices);
+/// Merges `chunks` by sequence. A chunk was written up to an event that is not later than the one before, left over from the
+/// chunk's last use, or to one after `last_sequence`. Unsound events are left out. Reads each event once.
+EventOrder merge_chunks(EventFile& file, const std::vector<UnreadChunk>& chunks, uint64_t last_sequence,
+                        uint32_t devices);
 
 /// `order` without its first `count` events.
 EventOrder drop_front(EventOrder order, uint64_t count);

@@ -140,38 +140,15 @@ std::shared_ptr<const InputFile> copy_of(std::shared_ptr<const InputFile> file, 
   }
 }
 
-// How far a chunk was written: up to an event that is not later than the one before, left over from the chunk's last use, or
-// to one after `last_sequence`.
-ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint64_t first_sequence,
-                          uint64_t last_sequence, uint32_t devices) {
-  ChunkExtent extent{.slot = slot};
-  uint64_t previous = first_sequence - 1;
-  while (extent.count < slots) {
-    const std::shared_ptr<const EventWindow> window = events.window(slot + extent.count);
-    uint64_t place = (slot + extent.count) % EventWindow::kEvents;
-    for (; place < EventWindow::kEvents && extent.count < slots; ++place, ++extent.count) {
-      const Event& event = window->events[place];
-      if (event.sequence <= previous || event.sequence > last_sequence) return extent;
-      if (extent.count == 0) extent.first_sequence = event.sequence;
-      extent.dense &= (extent.count == 0 || event.sequence == previous + 1) && is_sound(event, devices);
-      extent.last_sequence = previous = event.sequence;
-    }
-  }
-  return extent;
-}
-
 // The slots of the chunks are counted from where the first chunk begins. A chunk begins with a header, one slot long.
-std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, const TraceHeader& header,
-                                     uint64_t last_sequence) {
-  std::vector<ChunkExtent> chunks;
+std::vector<UnreadChunk> find_chunks(const InputFile& file, const TraceHeader& header) {
+  std::vector<UnreadChunk> chunks;
   const uint64_t slots = header.chunk_bytes / sizeof(Event);
   const uint64_t used = std::min<uint64_t>(header.chunk_count.load(), header.chunk_capacity);
   for (uint64_t c = 0; c < used && header.chunks_offset + c * header.chunk_bytes < file.bytes(); ++c) {
     uint64_t first_sequence = 0;
     file.read(header.chunks_offset + c * header.chunk_bytes, &first_sequence, sizeof first_sequence);
-    if (first_sequence == 0) continue;
-    chunks.push_back(
-        measure_chunk(events, c * slots + 1, slots - 1, first_sequence, last_sequence, header.device_count));
+    if (first_sequence != 0) chunks.push_back({first_sequence, c * slots + 1, slots - 1});
   }
   return chunks;
 }
@@ -180,7 +157,7 @@ std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, c
 // at the very end may be missing because their threads were killed while they wrote.
 EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHeader& header, uint64_t last_sequence) {
   EventFile events(file, header.chunks_offset);
-  EventOrder order = merge_chunks(events, find_chunks(*file, events, header, last_sequence), header.device_count);
+  EventOrder order = merge_chunks(events, find_chunks(*file, header), last_sequence, header.device_count);
   if (const uint64_t first = order.after_last_hole; has_wrapped(header)) order = drop_front(std::move(order), first);
   return {std::move(events), std::move(order.runs), order.size, std::move(order.starts)};
 }

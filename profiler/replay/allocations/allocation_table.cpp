@@ -1,44 +1,47 @@
 #include "profiler/replay/allocations/allocation_table.h"
 
-#include <utility>
+#include <memory>
 
 namespace oomdiag {
 
-uint32_t AllocationTable::add(Allocation&& allocation) {
-  allocation.number = next_number_++;
+// The row is made where it lies, and nothing of it is read before: it may be far away. One that is not used owns nothing.
+uint32_t AllocationTable::add(uint8_t device) {
+  auto id = static_cast<uint32_t>(allocations_.size());
   if (unused_.empty()) {
-    allocations_.push_back(std::move(allocation));
-    attached_.push_back(true);
-    return static_cast<uint32_t>(allocations_.size() - 1);
+    allocations_.emplace_back();
+  } else {
+    id = unused_.back();
+    unused_.pop_back();
+    std::construct_at(&allocations_[id]);
   }
-  const uint32_t id = unused_.back();
-  unused_.pop_back();
-  allocations_[id] = std::move(allocation);
-  attached_[id] = true;
+  Allocation& allocation = allocations_[id];
+  allocation.number = next_number_++;
+  allocation.device = device;
+  allocation.attached = true;
   return id;
 }
 
 void AllocationTable::detach(uint32_t id) {
-  attached_[id] = false;
+  allocations_[id].attached = false;
   if (allocations_[id].views == 0) retire(id);
 }
 
 void AllocationTable::let_go(uint32_t id) {
-  if (--allocations_[id].views == 0 && !attached_[id]) retire(id);
+  if (--allocations_[id].views == 0 && !allocations_[id].attached) retire(id);
 }
 
 std::vector<uint32_t> AllocationTable::living(uint8_t device, uint32_t end) const {
   std::vector<uint32_t> ids;
   for (uint32_t id = 0; id < allocations_.size(); ++id) {
     const Allocation& allocation = allocations_[id];
-    if (attached_[id] && allocation.device == device && allocation.alive() && allocation.number < end)
-      ids.push_back(id);
+    const bool living = allocation.attached && allocation.alive();
+    if (living && allocation.device == device && allocation.number < end) ids.push_back(id);
   }
   return ids;
 }
 
 void AllocationTable::retire(uint32_t id) {
-  allocations_[id].saving_nodes = {};
+  allocations_[id].saving_nodes = std::vector<SavingNode>();  // `{}` would keep its room
   unused_.push_back(id);
 }
 

@@ -41,6 +41,7 @@ struct Allocation {
   uint32_t end_step = 0;       ///< in which it was freed, else the last one; likewise
   Phase phase = Phase::other;  ///< in which it was allocated
   uint8_t device = 0;
+  bool attached = false;  ///< events may name it: of AllocationTable
   bool parameter = false, buffer = false, state = false, ever_saved = false;
   bool trained = false;              ///< a parameter of an optimizer that wants a gradient
   bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
@@ -68,8 +69,8 @@ class AllocationTable {
  public:
   static constexpr uint32_t kNone = Block::kNone;
 
-  /// Adds and numbers an allocation.
-  uint32_t add(Allocation&& allocation);
+  /// Adds and numbers an allocation of which nothing else is known.
+  uint32_t add(uint8_t device);
   /// The number of the next allocation: those with smaller ones were there before.
   uint32_t next_number() const { return next_number_; }
   /// The block is gone: events name this allocation no more.
@@ -88,7 +89,6 @@ class AllocationTable {
   void retire(uint32_t id);
 
   std::vector<Allocation> allocations_;
-  std::vector<bool> attached_;
   std::vector<uint32_t> unused_;
   uint32_t next_number_ = 0;
 };
@@ -99,15 +99,6 @@ class HeldAllocations {
   void add(uint32_t id, AllocationTable& table) {
     table.hold(id);
     ids_.push_back(id);
-  }
-  /// Lets go of those for which `goes` holds; how many they are.
-  template <class Goes>
-  size_t drop_if(AllocationTable& table, const Goes& goes) {
-    return std::erase_if(ids_, [&](uint32_t id) {
-      const bool dropped = goes(table[id]);
-      if (dropped) table.let_go(id);
-      return dropped;
-    });
   }
   void drop_all(AllocationTable& table) {
     for (const uint32_t id : ids_) table.let_go(id);

@@ -43,9 +43,12 @@ DeviceFollower::DeviceFollower(PassState& pass, uint8_t device, const std::optio
   result_.point.phase = result_.history.peak.phase;
   own_traversal_ = has_own_traversal();
   for (const Block& block : blocks_.in_use()) {
-    Allocation allocation{.event = block.tag, .bytes = block.bytes, .device = device_};
+    const uint32_t id = add();
+    Allocation& allocation = pass_.table[id];
+    allocation.event = block.tag;
+    allocation.bytes = block.bytes;
     if (allocation.is_initial()) describe_initial(allocation);
-    blocks_.set_tag(*blocks_.find(block.address), add(std::move(allocation)));
+    blocks_.set_tag(*blocks_.find(block.address), id);
   }
   places_.start_from(pass.trace, device_);
 }
@@ -57,25 +60,27 @@ void DeviceFollower::allocate(const Event& event, uint64_t index) {
     detach(*named);
   }
   stats_.note_event(index);
+  const Phase phase = pass_.phases.phase_of(event);
   if (block != nullptr) {
     places_.add(event);
-    const uint32_t id = add({.maker = event,
-                             .event = static_cast<uint32_t>(index),
-                             .bytes = block->bytes,
-                             .born = index,
-                             .step = pass_.phases.step(),
-                             .nth_at_place = counter_.next(event),
-                             .phase = pass_.phases.phase_of(event),
-                             .device = device_});
+    const uint32_t id = add();
+    Allocation& allocation = pass_.table[id];
+    allocation.maker = event;
+    allocation.event = static_cast<uint32_t>(index);
+    allocation.bytes = block->bytes;
+    allocation.born = index;
+    allocation.step = pass_.phases.step();
+    allocation.nth_at_place = counter_.next(event);
+    allocation.phase = phase;
     blocks_.set_tag(*block, id);
     if (pass_.trace.process.snapshot) {
-      pass_.table[id].maker.call_id = call_of(event);
-      if (pass_.table[id].phase == Phase::optimizer) optimizer_allocated_ = index;
+      allocation.maker.call_id = call_of(event);
+      if (phase == Phase::optimizer) optimizer_allocated_ = index;
     }
-    pass_.ops.note_alloc(id, pass_.table[id]);
+    pass_.ops.note_alloc(id, allocation);
     step_.add(index, blocks_.allocated_bytes(), pass_.table);
   }
-  if (stats_.note_alloc(event, index, pass_.phases, pass_.nodes)) note_peak(index);
+  if (stats_.note_alloc(event, index, pass_.phases.step(), phase, pass_.nodes)) note_peak(index);
   if (is_like_peak()) is_typical_ = true;
 }
 
@@ -85,8 +90,7 @@ void DeviceFollower::free(const Event& event, uint64_t index) {
   if (id != AllocationTable::kNone && pass_.table[id].alive()) request_free(id, event, index);
   blocks_.apply(event, block, Block::kNone);
   drop_ended(index);
-  const bool completed = event.kind == EventKind::free_completed || (event.flags & kFreeCompleted) != 0;
-  if (completed && elsewhere_.size() > 0 && !is_described(index)) {
+  if (elsewhere_.size() > 0 && completes_free(event) && !is_described(index)) {
     if (const auto named = elsewhere_.take(event.address)) detach(*named);
   }
   stats_.note_event(index);
@@ -123,7 +127,7 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
     }
     return;
   }
-  if (id == AllocationTable::kNone) elsewhere_[event.address] = id = add({.device = device_});
+  if (id == AllocationTable::kNone) elsewhere_[event.address] = id = add();
   Allocation& allocation = pass_.table[id];
   if (event.kind == EventKind::grouped) {
     allocation.group = static_cast<uint32_t>(event.detail);
@@ -166,7 +170,7 @@ void DeviceFollower::adopt(const std::vector<Event>& layout, uint64_t index) {
       id.reset();
     }
     if (!id) {
-      id = add({.device = device_});
+      id = add();
       step_.add(index, blocks_.allocated_bytes(), pass_.table);
     }
     pass_.table[*id].bytes = block.bytes;
@@ -174,9 +178,9 @@ void DeviceFollower::adopt(const std::vector<Event>& layout, uint64_t index) {
   }
 }
 
-uint32_t DeviceFollower::add(Allocation&& allocation) {
+uint32_t DeviceFollower::add() {
   ++living_;
-  return pass_.table.add(std::move(allocation));
+  return pass_.table.add(device_);
 }
 
 uint32_t DeviceFollower::find(const Block* block, uint64_t address) const {
@@ -187,8 +191,8 @@ uint32_t DeviceFollower::find(const Block* block, uint64_t address) const {
 
 void DeviceFollower::request_free(uint32_t id, const Event& event, uint64_t index) {
   Allocation& allocation = pass_.table[id];
-  end(id);
   allocation.died = index;
+  end(id);
   allocation.died_in_op = frees_in_own_op(allocation.maker, event);
   allocation.died_in_optimizer = pass_.optimizer_open_since != kNoEvent && allocation.born > pass_.optimizer_open_since;
   allocation.freed_in_node = in_node(event);

@@ -80,7 +80,7 @@ class DeviceFollower {
   void mark(uint64_t index);
   void read_live_set();
   void adopt(const std::vector<Event>& layout, uint64_t index);
-  uint32_t add(Allocation&& allocation);
+  uint32_t add();
   uint32_t find(const Block* block, uint64_t address) const;
   void request_free(uint32_t id, const Event& event, uint64_t index);
   void drop_ended(uint64_t index);

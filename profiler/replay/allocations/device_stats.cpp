@@ -20,14 +20,13 @@ DeviceStats::DeviceStats(const Trace& trace, uint8_t device, Blocks& blocks, Fol
   if (trace.process.snapshot) history().peak.phase = Phase::other;
 }
 
-bool DeviceStats::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
-  const Phase phase = phases.phase_of(event);
+bool DeviceStats::note_alloc(const Event& event, uint64_t index, uint32_t step, Phase phase, const NodeTable& nodes) {
   peak_since_mark_ = std::max(peak_since_mark_, blocks_.allocated_bytes());
-  phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
+  phase_peaks_.add(step, phase, blocks_.allocated_bytes());
   int64_t& highest = history().phase_peaks[static_cast<size_t>(phase)];
   highest = std::max(highest, blocks_.allocated_bytes());
   if (phase == Phase::backward && event.bytes == sane_bytes(event.bytes)) attribute(event, nodes);
-  return raise_peak(index, phases.step(), phase);
+  return raise_peak(index, step, phase);
 }
 
 bool DeviceStats::raise_peak(uint64_t index, uint32_t step, Phase phase) {

@@ -24,7 +24,7 @@ class DeviceStats {
     timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
   }
   /// Then what an alloc event means for the peaks and the joins. True: it made the peak.
-  bool note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes);
+  bool note_alloc(const Event& event, uint64_t index, uint32_t step, Phase phase, const NodeTable& nodes);
   /// An out_of_memory event; `refusal` says how it ended.
   void note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal);
   /// A memory_stats event: what PyTorch counted itself.

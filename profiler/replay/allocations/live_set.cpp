@@ -80,8 +80,9 @@ void StepCollector::end(const ObservationWindow& observed, AllocationTable& tabl
 }
 
 void StepCollector::drop(AllocationTable& table) {
-  gone_.drop_all(table);
-  highs_.clear();  // its room is used again
+  for (const Gone& gone : gone_) table.let_go(gone.id);
+  gone_.clear();  // its room is used again, as that of the highs
+  highs_.clear();
   step_ = end_number_ = 0;
   is_open_ = traversed_ = false;
   begins_ = kNoEvent;
@@ -94,7 +95,7 @@ void StepCollector::drop(AllocationTable& table) {
 std::vector<uint32_t> StepCollector::allocations(uint8_t device, const AllocationTable& table) const {
   std::vector<uint32_t> ids = table.living(device, end_number_);
   std::erase_if(ids, [&](uint32_t id) { return table[id].bytes == 0 && table[id].number >= first_number_; });
-  ids.insert(ids.end(), gone_.ids().begin(), gone_.ids().end());
+  for (const Gone& gone : gone_) ids.push_back(gone.id);
   std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) { return table[a].number < table[b].number; });
   return ids;
 }
@@ -110,8 +111,11 @@ std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocat
 
 void StepCollector::thin(AllocationTable& table) {
   const auto drop_low = [&] {
-    const size_t dropped = gone_.drop_if(
-        table, [&](const Allocation& allocation) { return !allocation.alive() && !lives_at_high_point(allocation); });
+    const size_t dropped = std::erase_if(gone_, [&](const Gone& gone) {
+      if (gone.died == kNoEvent || lives_at_high_point(gone)) return false;
+      table.let_go(gone.id);
+      return true;
+    });
     count_ -= std::min(count_, dropped);
   };
   for (drop_low(); count_ > kMaxAllocations / 2 && highs_.size() > 64; drop_low()) join_windows();
@@ -132,10 +136,10 @@ void StepCollector::join_windows() {
   if (in_window_ == window_) in_window_ = 0;
 }
 
-bool StepCollector::lives_at_high_point(const Allocation& allocation) const {
-  const auto at = std::lower_bound(highs_.begin(), highs_.end(), allocation.born,
+bool StepCollector::lives_at_high_point(const Gone& gone) const {
+  const auto at = std::lower_bound(highs_.begin(), highs_.end(), gone.born,
                                    [](const High& high, uint64_t index) { return high.index < index; });
-  return at != highs_.end() && at->index < allocation.died;
+  return at != highs_.end() && at->index < gone.died;
 }
 
 }  // namespace oomdiag

@@ -71,7 +71,10 @@ class StepCollector {
   }
   /// This allocation's free was requested, or its block is gone.
   void note_end(uint32_t id, AllocationTable& table) {
-    if (table[id].number < end_number_) gone_.add(id, table);
+    const Allocation& allocation = table[id];
+    if (allocation.number >= end_number_) return;
+    table.hold(id);
+    gone_.push_back({id, allocation.born, allocation.died});
   }
   void note_traversal() { traversed_ = traversed_ || is_open_; }
   /// The step is over, or what is to be seen of it.
@@ -93,10 +96,15 @@ class StepCollector {
     uint64_t index = 0;
     int64_t bytes = 0;
   };
+  /// An allocation that is gone, and of its row what says whether it stays: very many are looked at again and again.
+  struct Gone {
+    uint32_t id = 0;
+    uint64_t born = 0, died = kNoEvent;
+  };
   void add_high(uint64_t index, int64_t allocated_bytes, AllocationTable& table);
   void thin(AllocationTable& table);
   void join_windows();
-  bool lives_at_high_point(const Allocation& allocation) const;
+  bool lives_at_high_point(const Gone& gone) const;
 
   uint32_t step_ = 0;
   bool is_open_ = false, traversed_ = false;
@@ -106,7 +114,7 @@ class StepCollector {
   ObservationWindow observed_{};
   uint32_t first_number_ = 0, end_number_ = 0;  ///< of its own allocations
   size_t count_ = 0;                            ///< of all that are kept, living ones too
-  HeldAllocations gone_;
+  std::vector<Gone> gone_;                      ///< each is held
   std::vector<High> highs_;
   uint64_t window_ = 1, in_window_ = 0;
   size_t limit_ = kMaxAllocations;

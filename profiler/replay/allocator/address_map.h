@@ -36,7 +36,9 @@ class AddressMap {
     Slot& slot = slots_[place_of(key)];
     const bool is_fresh = !slot.used;
     if (is_fresh) {
-      slot = {.key = key, .value = {}, .used = true};
+      slot.key = key;
+      slot.value = {};
+      slot.used = true;
       ++size_;
     }
     return {&slot.value, is_fresh};

@@ -34,10 +34,7 @@ void Blocks::clear() {
   free_mapped_.clear();
   totals_ = {};
   unused_.clear();
-  for (auto id = static_cast<uint32_t>(blocks_.size()); id-- > 0;) {
-    put(id, {});
-    unused_.push_back(id);
-  }
+  for (auto id = static_cast<uint32_t>(blocks_.size()); id-- > 0;) drop(id);
 }
 
 void Blocks::adopt(std::span<const Event> layout, uint8_t device) {

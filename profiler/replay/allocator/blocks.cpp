@@ -41,11 +41,12 @@ const Block* Blocks::apply(const Event& event, const Block* at, uint32_t tag) {
                     totals_.allocated_bytes + totals_.pending_bytes < kMaxBytes && totals_.reserved_bytes < kMaxBytes;
   if (!sane) return nullptr;
   const uint32_t id = at == nullptr ? Block::kNone : id_of(*at);
-  const bool completes = (event.flags & kFreeCompleted) != 0;
   const EventKind kind = event.kind;
   if (kind == EventKind::alloc) return allocate(event, id, tag);
-  if (kind == EventKind::free_requested && !completes) request_free(id);
-  if (kind == EventKind::free_completed || (kind == EventKind::free_requested && completes)) complete_free(id);
+  if (kind == EventKind::free_requested || kind == EventKind::free_completed) {
+    completes_free(event) ? complete_free(id) : request_free(id);
+    return nullptr;
+  }
   if (kind == EventKind::segment_alloc) add_segment(event);
   if (kind == EventKind::segment_free) remove_segment(event);
   if (kind == EventKind::segment_map) map(event);
@@ -85,7 +86,13 @@ const Block* Blocks::allocate(const Event& event, uint32_t id, uint32_t tag) {
     const Block& block = blocks_[id];
     const bool expandable = block.expandable || settings_.expandable_segments;
     if (splits(rounded, block.bytes - rounded, block.small, expandable, settings_)) split(id, rounded);
-    return place(id, event, tag);
+    Block& placed = change(id);
+    if (placed.expandable) free_mapped_.erase(placed.address);
+    placed.state = State::live;
+    placed.requested_bytes = event.bytes;
+    placed.tag = tag;
+    totals_.allocated_bytes += placed.bytes;
+    return &placed;
   }
   // A free or a segment went unrecorded: whatever was here is gone.
   if (id != Block::kNone) {
@@ -95,30 +102,18 @@ const Block* Blocks::allocate(const Event& event, uint32_t id, uint32_t tag) {
   return allocate_unplaced(event, tag);
 }
 
-const Block* Blocks::place(uint32_t id, const Event& event, uint32_t tag) {
-  Block& block = change(id);
-  if (block.expandable) free_mapped_.erase(block.address);
-  block.state = State::live;
-  block.requested_bytes = event.bytes;
-  block.tag = tag;
-  totals_.allocated_bytes += block.bytes;
-  return &block;
-}
-
 const Block* Blocks::allocate_unplaced(const Event& event, uint32_t tag) {
-  const auto [id, is_fresh] = at_.insert(event.address);
-  if (!is_fresh) return nullptr;
+  if (find(event.address) != nullptr) return nullptr;
   const int64_t bytes = round_size(event.bytes, settings_);
-  *id = store({.address = event.address,
-               .bytes = bytes,
-               .requested_bytes = event.bytes,
-               .stream = event.detail,
-               .tag = tag,
-               .state = State::live,
-               .pool = pool_of(event.flags),
-               .small = bytes <= kSmallBytes});
   totals_.allocated_bytes += bytes;
-  return &blocks_[*id];
+  return &blocks_[add({.address = event.address,
+                       .bytes = bytes,
+                       .requested_bytes = event.bytes,
+                       .stream = event.detail,
+                       .tag = tag,
+                       .state = State::live,
+                       .pool = pool_of(event.flags),
+                       .small = bytes <= kSmallBytes})];
 }
 
 void Blocks::request_free(uint32_t id) {
@@ -129,9 +124,9 @@ void Blocks::request_free(uint32_t id) {
 }
 
 void Blocks::complete_free(uint32_t id) {
-  request_free(id);
-  if (id == Block::kNone || blocks_[id].state != State::pending_free) return;
-  totals_.pending_bytes -= blocks_[id].bytes;
+  if (id == Block::kNone || !blocks_[id].is_in_use()) return;
+  const bool was_live = blocks_[id].state == State::live;
+  (was_live ? totals_.allocated_bytes : totals_.pending_bytes) -= blocks_[id].bytes;
   note_end(blocks_[id]);
   if (!blocks_[id].placed) return drop(id);
   const uint32_t previous = blocks_[id].previous;
@@ -146,18 +141,19 @@ void Blocks::note_end(const Block& block) {
 
 // Cuts a free block in two. False if something unplaced lies where the second would begin: the trace is damaged.
 bool Blocks::split(uint32_t id, int64_t bytes) {
-  Block rest = blocks_[id];  // a free block
-  rest.address += static_cast<uint64_t>(bytes);
-  rest.bytes -= bytes;
-  const auto [place, is_fresh] = at_.insert(rest.address);
+  const uint64_t address = blocks_[id].address + static_cast<uint64_t>(bytes);
+  const auto [place, is_fresh] = at_.insert(address);
   if (!is_fresh) return false;
-  const uint32_t next = rest.next;
-  rest.previous = rest.next = Block::kNone;
-  change(id).bytes = bytes;
-  const uint32_t rest_id = *place = store(rest);
-  set_free(rest_id);
+  const uint32_t rest_id = *place = take_place();
+  Block& front = change(id);
+  Block& rest = blocks_[rest_id];
+  rest = front;  // of this version, as `rest` is
+  rest.address = address;
+  rest.bytes -= bytes;
+  front.bytes = bytes;
+  if (rest.expandable) free_mapped_[address] = rest_id;
+  link(rest_id, rest.next);
   link(id, rest_id);
-  link(rest_id, next);
   return true;
 }
 
@@ -169,37 +165,38 @@ void Blocks::merge_next(uint32_t id) {
   drop(next);
 }
 
-uint32_t Blocks::add(const Block& block) { return at_[block.address] = store(block); }
-
-uint32_t Blocks::store(const Block& block) {
-  auto id = static_cast<uint32_t>(blocks_.size());
-  if (unused_.empty()) {
-    blocks_.push_back(block);
-    blocks_.back().version = version_;
-  } else {
-    id = unused_.back();
-    unused_.pop_back();
-    put(id, block);
-  }
+uint32_t Blocks::add(const Block& block) {
+  const uint32_t id = at_[block.address] = take_place();
+  blocks_[id] = block;
+  blocks_[id].version = version_;
   return id;
 }
 
+// A place for a block of this version.
+uint32_t Blocks::take_place() {
+  if (unused_.empty()) {
+    blocks_.push_back({.version = version_});
+    return static_cast<uint32_t>(blocks_.size() - 1);
+  }
+  const uint32_t id = unused_.back();
+  unused_.pop_back();
+  change(id);
+  return id;
+}
+
+// What is left is a block of no segment that is not in use.
 void Blocks::drop(uint32_t id) {
-  at_.erase(blocks_[id].address);
-  if (blocks_[id].expandable) free_mapped_.erase(blocks_[id].address);
-  put(id, {});
+  Block& block = change(id);
+  at_.erase(block.address);
+  if (block.expandable) free_mapped_.erase(block.address);
+  block.state = State::free;
+  block.placed = false;
   unused_.push_back(id);
 }
 
 void Blocks::keep(uint32_t id) {
   if (id < marked_) before_.emplace_back(id, blocks_[id]);
   blocks_[id].version = version_;
-}
-
-void Blocks::put(uint32_t id, const Block& block) {
-  Block& place = change(id);
-  place = block;
-  place.version = version_;
 }
 
 uint32_t Blocks::id_at(uint64_t address) const {

@@ -34,6 +34,11 @@ struct Block {
   bool is_in_use() const { return state == State::live || state == State::pending_free; }
 };
 
+/// Whether the memory that this free_requested or free_completed event is of can be used again.
+inline bool completes_free(const Event& event) {
+  return event.kind == EventKind::free_completed || (event.flags & kFreeCompleted) != 0;
+}
+
 /// A layout is described by at most 2^16 blocks; a damaged trace may say anything.
 inline constexpr uint64_t kMaxLayoutEvents = uint64_t{1} << 18;
 
@@ -81,7 +86,6 @@ class Blocks {
 
  private:
   const Block* allocate(const Event& event, uint32_t id, uint32_t tag);
-  const Block* place(uint32_t id, const Event& event, uint32_t tag);
   const Block* allocate_unplaced(const Event& event, uint32_t tag);
   void request_free(uint32_t id);
   void complete_free(uint32_t id);
@@ -103,9 +107,8 @@ class Blocks {
     return blocks_[id];
   }
   void keep(uint32_t id);
-  void put(uint32_t id, const Block& block);
   uint32_t add(const Block& block);
-  uint32_t store(const Block& block);
+  uint32_t take_place();
   void drop(uint32_t id);
   uint32_t id_at(uint64_t address) const;
   uint32_t id_of(const Block& block) const { return static_cast<uint32_t>(&block - blocks_.data()); }

@@ -59,9 +59,8 @@ class IterationFollower {
 
   /// Takes the next event. True: it begins an iteration.
   bool begins(const Event& event, bool in_module) {
-    if (!rule_.is_known()) return false;
-    if (rule_.scope != 0) return event.kind == EventKind::scope_begin && event.detail == rule_.scope;
-    if (event.kind != EventKind::alloc || event.call_id == 0) return false;
+    if (event.kind == EventKind::scope_begin) return rule_.scope != 0 && event.detail == rule_.scope;
+    if (event.kind != EventKind::alloc || event.call_id == 0 || rule_.scope != 0 || rule_.context == 0) return false;
     const bool returned = event.context == rule_.context && event.call_id != call_id_;
     const bool counts = returned && (outside_ || !rule_.after_outside);
     outside_ = !in_module;

@@ -24,6 +24,8 @@ bool retries_with_less(const Trace& trace, const Context& context);
 class OomReader {
  public:
   explicit OomReader(const Trace& trace) : trace_(&trace) {}
+  /// Whether the next event is to be read, if it is no OOM itself: one before it waits for what follows.
+  bool follows() const { return !open_.empty() || !retries_.empty(); }
   /// Takes the next event of the trace.
   void read(const Event& event, uint64_t index);
   /// Says that training goes on in this op call.

@@ -1,7 +1,5 @@
 #include "profiler/replay/steps/phases.h"
 
-#include "profiler/replay/evidence/join.h"
-
 namespace oomdiag {
 
 Phases::Phases(const Trace& trace, const TracePrescan& prescan)
@@ -26,10 +24,6 @@ Phase Phases::phase_of(const Event& event) const {
   if (!known_) return Phase::other;
   if (step_ == 0) return Phase::setup;
   return at.grad_mode || at.in_module || forward_open_ ? Phase::forward : Phase::other;
-}
-
-void Phases::note_alloc(const Event& event) {
-  if (in_node(event) || flags(event.context).optimizer) forward_open_ = false;
 }
 
 void Phases::end_scope(const Event& event) {

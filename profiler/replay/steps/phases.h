@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/replay/evidence/join.h"
 #include "profiler/replay/steps/prescan.h"
 
 namespace oomdiag {
@@ -22,15 +23,16 @@ class Phases {
 
   /// Takes the next event; afterwards the others speak about that event.
   void advance(const Event& event, uint64_t index) {
-    const bool begins = iterations_.begins(event, flags(event.context).in_module);
+    const Flags& at = flags(event.context);
+    const bool begins = iterations_.begins(event, at.in_module);
     if (index == prescan_.first_forward) {
       step_ = prescan_.first_step;
     } else if (begins && step_ > 0) [[unlikely]] {
       begin_next_step();
     }
     if (next_step_ < prescan_.step_begins.size() && index == prescan_.step_begins[next_step_]) begin_next_step();
-    if (event.kind == EventKind::alloc) note_alloc(event);
-    if (event.kind == EventKind::nodes_created && !flags(event.context).in_node) forward_open_ = true;
+    if (event.kind == EventKind::alloc && (in_node(event) || at.optimizer)) forward_open_ = false;
+    if (event.kind == EventKind::nodes_created && !at.in_node) forward_open_ = true;
     if (event.kind == EventKind::scope_end) end_scope(event);
   }
 
@@ -43,7 +45,6 @@ class Phases {
     bool optimizer = false, grad_mode = false, in_module = false, in_node = false;
   };
   const Flags& flags(uint32_t context) const { return flags_[context < flags_.size() ? context : 0]; }
-  void note_alloc(const Event& event);
   void end_scope(const Event& event);
   void begin_next_step();
 

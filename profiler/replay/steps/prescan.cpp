@@ -81,36 +81,59 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
     const Event& event = *at;
     const uint64_t i = at.index();
     if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
-    if (event.kind == EventKind::graph_begin) prescan.last_traversal = i;
-    ooms.read(event, i);
-    notes.read(event);
-    iterations.read(event, i);
-    add_stack(trace, event, prescan.stacks);
-    if (event.kind == EventKind::grouped) trains = true;  // an optimizer lives
-    if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
-        optimizer_names[event.detail]) {
-      prescan.has_optimizer_scopes = true;
-      ooms.note_progress(0);
-    }
-    if (event.kind == EventKind::alloc) {
-      if (in_backward(trace, event)) {
-        backward_ran = trains = true;
-      } else {
-        const bool in_module = trace.context(event.context).module != 0;
+    if (ooms.follows() || event.kind == EventKind::out_of_memory) [[unlikely]]
+      ooms.read(event, i);
+    switch (event.kind) {
+      case EventKind::alloc: {
+        iterations.read(event, i);
+        const Context& context = trace.context(event.context);
+        if (in_backward(trace, event)) {
+          backward_ran = trains = true;
+          break;
+        }
+        const bool in_module = context.module != 0;
         ooms.note_work(event, event.call_id != 0 && in_module);
         if (!in_module || module_runs_from == TracePrescan::kNever)
           module_runs_from = in_module ? i : TracePrescan::kNever;
+        break;
       }
+      case EventKind::nodes_created: {
+        const Context& context = trace.context(event.context);
+        if (in_backward(trace, event)) break;
+        ooms.note_progress(event.call_id);
+        if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(context.op))) {
+          // A module may compute for long before what it computes needs a graph: the edges of a graph network.
+          const bool in_module = context.module != 0 && module_runs_from != TracePrescan::kNever;
+          prescan.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
+        }
+        if (backward_ran) prescan.step_begins.push_back(first_event_of_op(trace.events, i));
+        backward_ran = false;
+        break;
+      }
+      case EventKind::scope_begin:
+        iterations.read(event, i);
+        if (event.detail >= optimizer_names.size() || !optimizer_names[event.detail]) break;
+        prescan.has_optimizer_scopes = true;
+        ooms.note_progress(0);
+        break;
+      case EventKind::scope_end:
+        iterations.read(event, i);
+        break;
+      case EventKind::graph_begin:
+        prescan.last_traversal = i;
+        break;
+      case EventKind::grouped:
+        trains = true;  // an optimizer lives
+        break;
+      case EventKind::note:
+        notes.read(event);
+        break;
+      case EventKind::stack:
+        add_stack(trace, event, prescan.stacks);
+        break;
+      default:
+        break;
     }
-    if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
-    ooms.note_progress(event.call_id);
-    if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
-      // A module may compute for long before what it computes needs a graph: the edges of a graph network.
-      const bool in_module = trace.context(event.context).module != 0 && module_runs_from != TracePrescan::kNever;
-      prescan.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
-    }
-    if (backward_ran) prescan.step_begins.push_back(first_event_of_op(trace.events, i));
-    backward_ran = false;
   }
   if (trace.overwritten_events > 0) begin_in_the_middle(trace, prescan);
   if (prescan.has_optimizer_scopes) prescan.step_begins.clear();

@@ -19,9 +19,9 @@ class Timeline {
     last_ = point;
     if (in_run_ == 0) {
       if (points_.size() == kMaxPoints - 1) halve();
-      points_.push_back(point);
-    } else if (point.allocated_bytes > points_.back().allocated_bytes) {
-      points_.back() = point;
+      points_.push_back(last_);
+    } else if (last_.allocated_bytes > points_.back().allocated_bytes) {
+      points_.back() = last_;
     }
     in_run_ = in_run_ + 1 == run_ ? 0 : in_run_ + 1;
   }

@@ -7,6 +7,17 @@
 #include "tests/scenarios.h"
 
 namespace oomdiag {
+namespace {
+
+uint32_t add(AllocationTable& table, int64_t bytes, uint64_t born = 0, uint64_t died = kNoEvent) {
+  const uint32_t id = table.add(0);
+  table[id].bytes = bytes;
+  table[id].born = born;
+  table[id].died = died;
+  return id;
+}
+
+}  // namespace
 
 TEST_CASE("the lives of a step reach the peak of its GPU, in every scenario", "[replay]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
@@ -51,15 +62,15 @@ TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
 TEST_CASE("the rows of blocks that are gone are used again, unless a view holds them", "[replay]") {
   AllocationTable table;
   HeldAllocations view;
-  const uint32_t held = table.add({.bytes = 1});
+  const uint32_t held = add(table, 1);
   view.add(held, table);
   table.detach(held);
-  for (int i = 0; i < 1000; ++i) table.detach(table.add({.bytes = 2}));
+  for (int i = 0; i < 1000; ++i) table.detach(add(table, 2));
   CHECK(table[held].bytes == 1);
-  CHECK(table.add({.bytes = 3}) <= 2);
+  CHECK(add(table, 3) <= 2);
 
   view.drop_all(table);
-  CHECK(table.add({.bytes = 4}) == held);
+  CHECK(add(table, 4) == held);
 }
 
 TEST_CASE("of a step of very many blocks those that live at its high points are kept", "[replay]") {
@@ -70,7 +81,7 @@ TEST_CASE("of a step of very many blocks those that live at its high points are 
   const uint64_t blocks = 3 * StepCollector::kMaxAllocations;
   for (uint64_t i = 0; i < blocks; ++i) {
     const bool highest = i == blocks / 2;
-    const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i});
+    const uint32_t id = add(table, highest ? 99 : 1, 2 * i);
     step.add(2 * i, table[id].bytes, table);
     table[id].died = 2 * i + 1;
     step.note_end(id, table);
@@ -90,7 +101,7 @@ TEST_CASE("a step that is not asked for holds nothing", "[replay]") {
   StepCollector step;
   for (uint32_t n = 1; n <= 100; ++n) {
     step.begin(n, n, 0, table, graphs);
-    const uint32_t id = table.add({.bytes = 1, .born = n, .died = n});
+    const uint32_t id = add(table, 1, n, n);
     CHECK(id == 0);
     step.note_end(id, table);
     table.detach(id);
