@@ -15,7 +15,6 @@ import time
 import unittest
 
 import test_diagnosis as base
-import torch_in_use
 
 PIPELINES = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble")
 PROGRAMS = base.ROOT / "tests/integration/rank_programs.py"
@@ -33,7 +32,6 @@ def processes_of(job):
     return found
 
 
-@unittest.skipIf(torch_in_use.MINOR < (2, 15), "--rank needs a torch whose NCCL can be registered anew: 2.15 or newer")
 class RankTest(base.DiagnosisTest):
     DEVICE = ["--device", "h100-sxm", "--memory", "8GiB", "--no-progress"]
 

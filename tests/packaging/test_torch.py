@@ -26,9 +26,10 @@ class TorchTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def run_program(self, *program, device="rtx4090", memory=None, **environment):
+    def run_program(self, *program, device="rtx4090", memory=None, options=(), **environment):
         """Ends as the program does; the report, or None."""
         command = [oomdiag, "run", "--device", device, "-o", self.folder / "report.json", "--folder", self.folder, "--no-progress"]
+        command += options
         command += ["--memory", memory] if memory else []
         begin = time.monotonic()
         self.done = subprocess.run([*map(str, command), "--", python, *map(str, program)], capture_output=True, text=True,
@@ -153,6 +154,40 @@ class VirtualDevice(TorchTest):
                                   device="rtx4090,rtx4090")
         self.assertEqual(self.done.returncode, 0, self.done.stderr[-3000:])
         self.assertEqual(report["world_size"], 2)
+
+
+    def test_a_rank_alone_has_a_copy_or_its_shard(self):
+        (self.folder / "ranks.py").write_text(textwrap.dedent("""
+            import os, torch, torch.distributed as dist
+            from torch import nn
+            from torch.distributed.fsdp import fully_shard
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group("cpu:gloo,cuda:nccl")
+            for wrap in nn.parallel.DistributedDataParallel, fully_shard:
+                model = wrap(nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]).cuda())
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                for _ in range(2):
+                    model(torch.randn(8, 512, device="cuda")).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                print(sum(getattr(one, "to_local", lambda: one)().nbytes for one in model.parameters()))
+            everybody = [None] * dist.get_world_size()
+            dist.all_gather_object(everybody, "here", group=dist.new_group(backend="gloo"))
+            assert everybody == ["here"] * len(everybody), everybody
+            counts = torch.ones(1)
+            dist.all_reduce(counts)
+            dist.barrier()
+            print(torch.cuda.max_memory_allocated())
+            dist.destroy_process_group()
+        """))
+        parameters = 8 * (512 * 512 + 512) * 4
+        for world, rank in (4, 1), (1, 0):
+            report = self.run_program(self.folder / "ranks.py", options=["--world-size", str(world), "--rank", str(rank)])
+            self.assertEqual(self.done.returncode, 0, self.done.stderr[-3000:])
+            copy, shard, peak = map(int, self.done.stdout.split())
+            self.assertEqual((copy, shard), (parameters, parameters // world))
+            self.assertEqual((report["rank"], report["world_size"]), (rank, world))
+            self.assertEqual((report["peak"]["allocated_bytes"], report["replay_error_bytes"]), (peak, 0))
 
 
 class Start(TorchTest):

@@ -3,18 +3,22 @@
 They are taken to be like this one. Where that is no answer (an object, a key that only another rank makes), the rank that
 makes it is summoned: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
 NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does beside NCCL is here. Processes of a job share a folder
-(OOMDIAG_RANK_JOB). It uses and replaces public names of torch.distributed:
+(OOMDIAG_RANK_JOB). It replaces these names of torch.distributed:
 
   TCPStore, FileStore     one that needs no server, in all modules that have imported it: the rendezvous of env://, tcp:// and
                           file://, and stores that are made by hand, find nobody at the other end else
-  backend "gloo"          registered anew: the real one connects to every rank of a group
-  backend "nccl"          registered anew around the real one: it is handed a store that knows who is in the group, and makes
-                          no communicator by splitting another, which would have to ask all ranks for their colour
+  ProcessGroupGloo        one whose collectives are computed here, in all modules: the real one connects to every rank of a group
+  ProcessGroupNCCL        its constructor, which is given a store that knows who is in the group, and makes no communicator by
+                          splitting another, which would have to ask all ranks for their colour
   split_group             tells the virtual NCCL who is in the part that the coming ncclCommSplit makes
   *_object_list           what cannot be known is told as an error at the call
 
+C++ calls the methods of a backend that is written in Python since torch 2.15. Before, it calls only those of a group: there, a
+group with gloo is a LoneGroup, for which distributed_c10d._new_process_group_helper is wrapped.
+
 Symmetric memory of a group is mapped by each of its ranks, so all of them are summoned for it.
 """
+import collections
 import ctypes
 import functools
 import hashlib
@@ -24,10 +28,12 @@ import re
 import sys
 import threading
 import time
+import types
 
 _PATIENCE_SECONDS = 1800  # with a rank that lives: one that has ended, or waits for this one, is not waited for
 _MOST_BYTES = 4 << 20    # of a message: what is larger is no object
 _kept = []               # C++ keeps half of an object of Python: without the other half its methods are gone
+_last_works = collections.deque(maxlen=64)  # C++ of torch 2.6 keeps no hold of them, and waits for ever where they are gone
 
 
 class SingleRankError(RuntimeError):
@@ -298,12 +304,13 @@ class _Asking(threading.local):
 _asking = _Asking()
 
 
-def _make_backend(torch, dist):
+def _make_backend(torch, dist, Backend):
     class Done(dist.Work):
         def __init__(self, result):
             super().__init__()
             self._future = torch.futures.Future()
             self._future.set_result(result)
+            _last_works.append(self)
 
         def wait(self, timeout=None):
             return True
@@ -330,25 +337,59 @@ def _make_backend(torch, dist):
                     count = min(to.numel(), from_.numel())
                     to.reshape(-1)[:count].copy_(from_.reshape(-1)[:count])
 
-    class SingleBackend(dist.ProcessGroupGloo.__bases__[0]):  # dist.Backend is the class of names
-        """Collectives on the host, among ranks that are alike."""
+    Gloo = dist.ProcessGroupGloo
 
-        def __init__(self, name, ranks, rank):
-            super().__init__(rank, len(ranks))
+    class PlainBackend:
+        """In the place of a Backend that Python cannot derive from: LoneGroup leads to it."""
+
+        def __init__(self, rank, size):
+            self.rank, self.size = (lambda: rank), (lambda: size)
+
+        def name(self):
+            return "gloo"
+
+        def abort(self):
+            pass
+
+        shutdown = abort
+
+        def eager_connect_single_device(self, device):
+            pass
+
+    class SingleBackend(Backend if _is_derivable(Backend) else PlainBackend):
+        """Collectives on the host, among ranks that are alike. Takes the place of ProcessGroupGloo."""
+
+        options = None  # each has its own; what Backend calls so cannot be set
+
+        def __init__(self, store, rank, size, *arguments, **options):
+            super().__init__(rank, size)
             _kept.append(self)
-            self._ranks, self._rank, self._name = ranks, rank, name
+            self._rank = rank
             self._sent, self._received = {}, {}
+            self.options = Gloo._Options()
+            if not hasattr(self.options, "group_name"):  # since torch 2.7 or 2.8
+                self.options = types.SimpleNamespace(group_name="", global_ranks_in_group=[])
+
+        @property
+        def _name(self):
+            return self.options.group_name
+
+        @property
+        def _ranks(self):
+            return list(self.options.global_ranks_in_group) or list(range(self.size()))
 
         def getBackendName(self):
             return "gloo"
 
-        supports_splitting = property(lambda self: True)
+        supports_splitting = property(lambda self: isinstance(self, Backend))
 
         def split(self, store, ranks, options):
             if self._rank not in ranks:
                 return None
-            members = [self._ranks[rank] for rank in ranks]
-            return SingleBackend(_digest(self._name, members).hexdigest(), members, ranks.index(self._rank))
+            part = SingleBackend(store, ranks.index(self._rank), len(ranks))
+            part.options.global_ranks_in_group = [self._ranks[rank] for rank in ranks]
+            part.options.group_name = _digest(self._name, part.options.global_ranks_in_group).hexdigest()
+            return part
 
         def _message(self, sender, channel, counts):
             number = counts[sender, channel] = counts.get((sender, channel), -1) + 1
@@ -462,7 +503,157 @@ def _make_backend(torch, dist):
         def _get_sequence_number_for_group(self):
             return 0
 
+        def _set_default_timeout(self, timeout):
+            pass
+
+    for name, value in vars(Gloo).items():  # options, devices: what belongs to the class
+        if name not in dir(SingleBackend) and not name.startswith("_pybind11"):
+            setattr(SingleBackend, name, value)
+    for name in dir(Backend):  # C++ reads them from the class: what it has of Backend asks C++ again
+        if "supports_" in name and name not in vars(SingleBackend) and not callable(getattr(Backend, name)):
+            setattr(SingleBackend, name, False)
     return SingleBackend
+
+
+_SINGLE_TENSORS = ("all_gather_single", "reduce_scatter_single", "all_to_all_single")  # these take no lists of them
+_NAMES_BEFORE_2_15 = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+
+
+def _is_derivable(Backend):
+    """Whether Python can derive from it and C++ then calls what is overridden: since torch 2.15."""
+    return not isinstance(Backend.__init__, type(object.__init__))
+
+
+def _first_tensor(torch, values):
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            value = _first_tensor(torch, value)
+        if isinstance(value, torch.Tensor):
+            return value
+    return None
+
+
+def _make_group(torch, dist, SingleBackend):
+    from torch._C._distributed_c10d import FakeProcessGroup
+    Kind = dist.ProcessGroup.BackendType
+
+    class LoneGroup(dist.ProcessGroup):
+        """A group whose gloo is a SingleBackend. Python and C++ call its collectives here; those of other backends are led to
+        a group of PyTorch that has only these. C++ asks for a backend of each device, and gets PyTorch's own fake."""
+
+        def __init__(self, store, rank, size):
+            super().__init__(rank, size)  # with a store it would be a group of C++, which calls nothing here
+            self._lone = {}
+            self._others = dist.ProcessGroup(store, rank, size)
+            self._kinds, self._fake = {}, None
+
+        def get_group_store(self):
+            return self._others.get_group_store()
+
+        def _set_default_backend(self, kind):
+            super()._set_default_backend(Kind.CUSTOM if kind == Kind.GLOO else kind)
+
+        def _register_backend(self, device, kind, backend=None):
+            kind = Kind.CUSTOM if kind == Kind.GLOO else kind
+            self._kinds[device.type] = kind
+            if isinstance(backend, SingleBackend):
+                self._lone[device.type] = backend
+                if self._fake is None:  # one for all devices, as the backend is
+                    self._fake = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(self.rank(), self.size())
+                backend = self._fake
+            else:
+                if self.bound_device_id is not None:
+                    self._others.bound_device_id = self.bound_device_id
+                self._others._register_backend(device, kind, backend)
+            super()._register_backend(device, kind, backend)
+
+        def _get_backend(self, device):
+            return self._lone.get(torch.device(device).type) or super()._get_backend(device)
+
+        def monitored_barrier(self, *arguments, **options):
+            pass
+
+        def split_group(self, ranks, *arguments, **options):
+            """The other backends split themselves, and their part becomes a group of ours."""
+            split = self._others.split_group(ranks, *arguments, **options)
+            if split is None:
+                return None
+            part = LoneGroup(split.get_group_store(), split.rank(), split.size())
+            part.bound_device_id = self.bound_device_id
+            for device, kind in self._kinds.items():
+                lone = self._lone.get(device)
+                backend = lone.split(None, ranks, None) if lone else split._get_backend(torch.device(device))
+                part._register_backend(torch.device(device), kind, backend)
+                if not lone:
+                    part._set_default_backend(kind)
+            part._set_group_name(split.group_name)
+            part._set_group_desc(split.group_desc)
+            return part
+
+    def lead(name, own_name):
+        own = getattr(SingleBackend, own_name)
+        count = own.__code__.co_argcount - 1
+
+        def call(group, *arguments, **options):
+            tensor = _first_tensor(torch, (*arguments, *options.values()))
+            backend = group._lone.get(tensor.device.type) if tensor is not None else None
+            if backend is None:
+                return getattr(group._others, name)(*arguments, **options)
+            is_short_form = own_name not in _SINGLE_TENSORS and any(isinstance(one, torch.Tensor) for one in arguments)
+            if options or is_short_form or len(arguments) != count:  # C++ makes the whole form of it, and calls that
+                return getattr(super(LoneGroup, group), name)(*arguments, **options)
+            return own(backend, *arguments)
+
+        setattr(LoneGroup, name, call)
+
+    for own_name in ("broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "allgather_coalesced", "gather",
+                     "scatter", "reduce_scatter", "alltoall", "send", "recv", *_NAMES_BEFORE_2_15):
+        for name in (own_name, _NAMES_BEFORE_2_15.get(own_name, own_name)):
+            if hasattr(dist.ProcessGroup, name):
+                lead(name, own_name)
+    return LoneGroup
+
+
+def _make_groups_lone(torch, dist, SingleBackend):
+    """Where C++ calls no backend that is written in Python."""
+    c10d = dist.distributed_c10d
+    LoneGroup = _make_group(torch, dist, SingleBackend)
+    make, Group = c10d._new_process_group_helper, dist.ProcessGroup
+
+    @functools.wraps(make)
+    def make_lone(size, rank, ranks, backend, store, name, *arguments, **options):
+        if dist.Backend.GLOO in c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map().values():
+            c10d.ProcessGroup = LoneGroup
+        try:
+            group, store = make(size, rank, ranks, backend, store, name, *arguments, **options)
+        finally:
+            c10d.ProcessGroup = Group
+        for lone in getattr(group, "_lone", {}).values():  # as torch does from 2.8 on
+            lone.options.group_name, lone.options.global_ranks_in_group = name, ranks
+        return group, store
+
+    c10d._new_process_group_helper = make_lone
+
+
+def _make_nccl_lone(dist, GroupStore):
+    Nccl, make = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.__init__
+
+    @functools.wraps(make)
+    def make_lone(group, store, rank, size, *arguments, **options):
+        name, ranks = "", []
+        for one in (*arguments, *options.values()):
+            if isinstance(one, Nccl.Options):
+                one.split_from = None
+                name, ranks = one.group_name, list(one.global_ranks_in_group)
+        make(group, GroupStore(name, ranks or list(range(size))), rank, size, *arguments, **options)
+
+    Nccl.__init__ = make_lone
 
 
 def _replace(torch_modules, name, by):
@@ -474,20 +665,14 @@ def _replace(torch_modules, name, by):
     return original
 
 
-def _register(dist, name, make, devices):
-    kind = dist.Backend.backend_type_map.get(name)
-    dist.Backend.register_backend(name, make, extended_api=True, devices=devices)
-    dist.Backend.backend_type_map[name] = kind  # C++ asks whether a backend is NCCL, and it still is
-
-
-def _register_own_of_torch(dist):
-    """As init_process_group would: what is registered later would take our places."""
-    from importlib.metadata import entry_points
-    for entry in entry_points(group="torch.distributed.backends"):
-        if entry.name.lower() in ("nccl", "gloo") and entry.name.upper() not in dist.Backend._plugins:
-            entry.load()()
-    if "NCCL" not in dist.Backend._plugins:
-        raise ImportError("oomdiag: --rank needs a torch whose NCCL can be registered anew: 2.15 or newer")
+def _check_what_is_replaced(dist):
+    """That this torch has it, before anything is replaced."""
+    c10d = dist.distributed_c10d
+    wanted = [(dist, name) for name in ("TCPStore", "FileStore", "ProcessGroupGloo", "split_group")]
+    wanted += [(c10d, "_create_process_group_wrapper"), (c10d, "_new_process_group_helper")]
+    for module, name in wanted:
+        if not hasattr(module, name):
+            raise ImportError(f"oomdiag: --rank replaces {module.__name__}.{name}, which this torch does not have")
 
 
 def _ask(function):
@@ -513,29 +698,23 @@ def apply():
     import torch.distributed as dist
     if not dist.is_available():
         return
-    _register_own_of_torch(dist)
+    _check_what_is_replaced(dist)
     modules = [module for name, module in list(sys.modules.items())
-               if module is not None and (name + ".").startswith("torch.distributed.")]
+               if module is not None and (name + ".").startswith(("torch.distributed.", "torch._C._distributed_c10d."))]
     SingleStore, GroupStore = _make_stores(dist)
-    SingleBackend = _make_backend(torch, dist)
+    Backend = dist.ProcessGroupGloo.__bases__[0]  # dist.Backend is the class of names
+    SingleBackend = _make_backend(torch, dist, Backend)
     _replace(modules, "TCPStore", SingleStore)
     _replace(modules, "FileStore", SingleStore)
 
-    def members(options):
-        return list(options.global_ranks_in_group) or list(range(options.group_size))
-
-    make_nccl = dist.Backend._plugins["NCCL"].creator_fn
-
-    def make_lone_nccl(options, backend_options):
-        options.store = GroupStore(options.group_id, members(options))
-        options.split_from = None
-        return make_nccl(options, backend_options)
-
-    def make_lone_gloo(options, backend_options):
-        return SingleBackend(options.group_id, members(options), options.group_rank)
-
-    _register(dist, "nccl", make_lone_nccl, ["cuda"])
-    _register(dist, "gloo", make_lone_gloo, ["cpu", "cuda"])
+    _replace(modules, "ProcessGroupGloo", SingleBackend)
+    getattr(dist.Backend, "_ensure_backend_registered", str)("gloo")  # since 2.15 at its first use, which sets its kind
+    dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM  # DDP takes what has GLOO's for the real one
+    dist.distributed_c10d._create_process_group_wrapper = lambda wrapped_pg, *_, **__: wrapped_pg  # it compares with other ranks
+    if not _is_derivable(Backend):
+        _make_groups_lone(torch, dist, SingleBackend)
+    if dist.is_nccl_available():
+        _make_nccl_lone(dist, GroupStore)
 
     split_group = dist.split_group
 
