@@ -75,7 +75,7 @@ struct Fix {
 struct BatchModel {
   int64_t batch = 0;
   int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
-  int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the refused request
+  int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the failed request
   int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
   bool inferred = false;      ///< the batch size was not told: it is the size that tensors share
 
@@ -91,7 +91,7 @@ struct Findings {
   Packing packing{};
   int64_t headroom_bytes = 0;  ///< free on the GPU and cached, not in private pools, at the described moment
   /// The smallest GPU on which the described moment would have passed, predicted: what others hold, the packed bytes in
-  /// use, what private pools keep and the refused segment. After an OOM it is a lower bound: what would have come later is
+  /// use, what private pools keep and the segment that failed. After an OOM it is a lower bound: what would have come later is
   /// not in it.
   int64_t required_bytes = 0;
   std::vector<Growth> growths{};

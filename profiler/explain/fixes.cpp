@@ -313,6 +313,7 @@ constexpr FixRow kFixes[] = {
      .group = "pairs",
      .lines = "for part in scores.split(8, 1): F.interpolate(part, size)  # and reduce it, or .cpu(), before the next",
      .cures_reason = true},
+    {.id = "smaller_result", .label = "make it in parts, or smaller", .group = "pairs", .cures_reason = true},
     {.id = "copies_on_host",
      .label = "keep copies of weights on the host",
      .group = "program",

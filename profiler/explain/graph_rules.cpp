@@ -6,6 +6,7 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/one_of.h"
 
@@ -14,8 +15,8 @@
 //
 // Autograd records an op if one of its inputs requires a gradient. So the graph that a step builds before the first op of a
 // trained module is of parameters that require a gradient and that nobody updates: a teacher, a frozen encoder that was only
-// left out of the optimizer. Behind the first trained module gradients may flow through an untrained one (a perceptual loss);
-// nothing is said of those.
+// left out of the optimizer. Behind the first trained module gradients may flow through an untrained one (a perceptual loss),
+// but not in a forward pass that begins with data.
 
 namespace oomdiag {
 namespace {
@@ -35,6 +36,23 @@ class TrainedModules {
       untrained_in_graph_ |= is_of_module && !block.trained && !block.saved_by.empty();
       if (is_of_module) add(block);
     }
+  }
+
+  /// The same of an op. Where models have modules of equal names, the nodes that keep their parameters tell them apart, if those of the
+  /// others are of other lines: not every node keeps its parameter.
+  Training find(const Where& made) const {
+    const Training by_name = find(made.module);
+    const auto lines = places_.find(made.module);
+    if (lines == places_.end() || !has_both(made.module)) return by_name;
+    Parameters here, elsewhere;
+    for (const auto& [line, parameters] : lines->second) {
+      Parameters& place = line == made.source ? here : elsewhere;
+      place.trained |= parameters.trained;
+      place.untrained |= parameters.untrained;
+    }
+    if (here.untrained && !here.trained && elsewhere.trained) return Training::untrained;
+    if (here.trained && !here.untrained && elsewhere.untrained) return Training::trained;
+    return by_name;
   }
 
   /// A trained parameter that no called module has may be an image that is optimized, which any op may lead to; several that
@@ -64,7 +82,21 @@ class TrainedModules {
     std::string_view shape{};
   };
 
+  bool has_both(std::string_view module) const {
+    const std::string inside = std::string(module) + ".";
+    bool trained = false, untrained = false;
+    for (auto at = names_.lower_bound(inside); at != names_.end() && at->first.starts_with(inside); ++at) {
+      trained |= at->second.trained;
+      untrained |= at->second.untrained;
+    }
+    return trained && untrained;
+  }
+
   void add(const LiveBlock& block) {
+    for (const Where& node : block.saved_by) {
+      Parameters& place = places_[node.module][node.source];
+      (block.trained ? place.trained : place.untrained) = true;
+    }
     Parameters& parameters = names_[std::string(block.name)];
     parameters.shapes_are_equal &= parameters.shape.empty() || parameters.shape == block.shape;
     parameters.shape = block.shape;
@@ -72,6 +104,7 @@ class TrainedModules {
   }
 
   std::map<std::string, Parameters, std::less<>> names_;
+  std::map<std::string_view, std::map<std::string_view, Parameters>> places_;  ///< by module and line
   int64_t trained_in_modules_ = 0, trained_elsewhere_ = 0;
   bool uses_elsewhere_ = false;
   bool untrained_in_graph_ = false;  ///< a node keeps an untrained parameter
@@ -92,18 +125,85 @@ struct UnusedGraph {
   }
 };
 
+bool is_in_graph(const StepAllocation& block) {
+  return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
+}
+
 UnusedGraph find_unused_graph(const ReasonFacts& facts, const TrainedModules& modules) {
   UnusedGraph graph;
   Training now = Training::no_parameters;
   for (const StepAllocation& block : facts.device.step_allocations.blocks) {
-    if (!block.is_of_step() || !block.in_graph || block.phase != Phase::forward) continue;
-    const Training training = modules.find(block.made.module);
+    if (!is_in_graph(block)) continue;
+    const Training training = modules.find(block.made);
     if (training == Training::trained) break;
     if (training != Training::no_parameters) now = training;
     if (now == Training::no_parameters || block.died != StepAllocation::kNever) continue;
     graph.add(block, now == Training::both ? block.bytes / 2 : block.bytes);
   }
   return graph;
+}
+
+/// How many inputs of a module's nodes no graph leads to.
+int64_t count_data(const StepAllocations& step, const Where& module) {
+  return std::ranges::count_if(step.blocks, [&](const StepAllocation& block) {
+    if (block.in_graph || is_of_models(block.category) || block.category == Category::buffer) return false;
+    return std::ranges::any_of(block.saved_by, [&](const Where& node) {
+      return node.module == module.module && node.source == module.source;
+    });
+  });
+}
+
+/// The same behind trained modules: forward passes of an untrained model that begin with data, and not with what a trained one made. Of
+/// the passes that one line makes as many are such ones as the first module was given data. A trained module within a pass ends what is
+/// unused of it.
+UnusedGraph find_unused_passes(const ReasonFacts& facts, const TrainedModules& modules) {
+  struct Passes {
+    int64_t count = 0;
+    UnusedGraph graph{};
+  };
+  const StepAllocations& step = facts.device.step_allocations;
+  std::map<std::string_view, Passes> lines;
+  const StepAllocation* first = nullptr;
+  Passes* pass = nullptr;
+  for (const StepAllocation& block : step.blocks) {
+    if (!is_in_graph(block)) continue;
+    const Training training = modules.find(block.made);
+    if (first == nullptr && training == Training::untrained) first = &block;
+    if (training == Training::trained) pass = nullptr;
+    const bool begins = first != nullptr && training == Training::untrained &&
+                        block.made.module == first->made.module && block.made.op == first->made.op;
+    if (begins) pass = &lines[block.made.source];
+    if (pass == nullptr) continue;
+    pass->count += begins ? 1 : 0;
+    if (block.died == StepAllocation::kNever) pass->graph.add(block, block.bytes);
+  }
+  UnusedGraph all;
+  for (auto& [line, passes] : lines) {
+    const int64_t data = count_data(step, {.module = first->made.module, .source = line});
+    passes.graph.bytes = passes.graph.bytes / passes.count * std::min(passes.count, data);
+    if (passes.graph.bytes > all.bytes) all = passes.graph;
+  }
+  return all;
+}
+
+/// What is left of a backward pass that has made the gradients of all that is trained: nodes that keep parameters of no optimizer.
+UnusedGraph find_rest_of_backward(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase != Phase::backward) return {};
+  UnusedGraph rest;
+  int64_t trained = 0, gradients = 0, untrained_to_come = 0;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.pending_free) continue;
+    const bool is_parameter = block.category == Category::parameter;
+    if (is_parameter && block.trained && !block.saved_by.empty()) return {};
+    trained += is_parameter && block.trained ? 1 : 0;
+    untrained_to_come += is_parameter && !block.trained && !block.saved_by.empty() ? 1 : 0;
+    gradients += block.category == Category::gradient && block.step == failed->step ? 1 : 0;
+    if (block.category != Category::activation || block.saved_by.empty()) continue;
+    if (rest.module.empty()) rest = {.bytes = rest.bytes, .module = block.made.module, .made = block.made};
+    rest.bytes += block.bytes;
+  }
+  return trained > 0 && gradients >= trained && untrained_to_come > 1 ? rest : UnusedGraph{};
 }
 
 /// "backbone" of "backbone.layers.0.linear1"; nothing of "0.conv".
@@ -123,7 +223,9 @@ const Growth* retained_graph(const ReasonFacts& facts) {
 Found find_graph_without_use(const ReasonFacts& facts) {
   const TrainedModules modules(facts.device.state);
   if (!modules.is_conclusive() || facts.device.sharded) return {};
-  const UnusedGraph graph = find_unused_graph(facts, modules);
+  UnusedGraph graph = find_unused_graph(facts, modules);
+  if (!is_large(facts, graph.bytes, 0.2)) graph = find_unused_passes(facts, modules);
+  if (!is_large(facts, graph.bytes, 0.2)) graph = find_rest_of_backward(facts);
   if (!is_large(facts, graph.bytes, 0.2)) return {};
   const std::string_view name = outermost(graph.module);
   const std::string what = name.empty() ? "a model" : std::string(name);

@@ -172,6 +172,28 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
       bytes * most->second);
 }
 
+/// Graphs of earlier steps that a container leads to, where memory ran out after too few steps to call it growth.
+Found find_few_earlier_graphs(const ReasonFacts& facts) {
+  const uint32_t now = facts.device.state.step;
+  const std::string_view variable = find_graph_variable(facts);
+  if (failure(facts) == nullptr || facts.device.attribution.backward_bytes == 0 || !keeps_nodes(facts)) return {};
+  if (!variable.starts_with("list ") && !variable.starts_with("dict ")) return {};
+  std::set<uint32_t> steps;
+  const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
+    const bool is_of_graph = block.category == Category::activation || block.category == Category::output;
+    const bool counts = is_of_graph && block.phase == Phase::forward && block.step > 0 && block.step < now;
+    if (counts) steps.insert(block.step);
+    return counts;
+  });
+  if (steps.size() < 2 || !is_large(facts, earlier.bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} keeps graphs of {} earlier steps{}, {}", variable, steps.size(),
+                                    at(earlier.made()), with_unit(earlier.bytes)),
+                .bytes = earlier.bytes,
+                .fix = "stop_growth",
+                .how = {"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"}};
+}
+
 }  // namespace
 
 Found find_create_graph(const ReasonFacts& facts) {
@@ -194,7 +216,8 @@ Found find_create_graph(const ReasonFacts& facts) {
 
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
+  if (growth == nullptr) return find_few_earlier_graphs(facts);
+  if (growth->kind == GrowthKind::growing_buffer) return {};
   const bool retained = growth->kind == GrowthKind::retained_graph ? !keeps_outputs(facts, *growth)
                                                                    : is_kept_by_one_graph(facts, *growth);
   if (!retained) return {};

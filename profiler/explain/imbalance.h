@@ -20,7 +20,7 @@ struct Imbalance {
 };
 
 /// Whether the one at `failed` is at least 1.5 times as full as the median of the others, and would have had room for the
-/// refused request at an even share of `gpu_bytes`. `peak_bytes`: allocated at most, by GPU or rank; those that hold
+/// failed request at an even share of `gpu_bytes`. `peak_bytes`: allocated at most, by GPU or rank; those that hold
 /// less than a twentieth of the fullest do other work and do not count.
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t requested_bytes,
                                         int64_t gpu_bytes);

@@ -208,7 +208,7 @@ void add_temporaries(const MemoryState& state, uint32_t position, Allocations& b
 }
 
 // Where the graph is seen, what none of its nodes keeps may be gone as soon as the call that made it returns: a sum on its
-// way into a norm, the input of the op that was refused.
+// way into a norm, the input of the op whose request failed.
 void end_unsaved(Allocations& blocks, uint32_t position) {
   const bool graph_seen = std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return is_kept(block) && !block.saved_by.empty();

@@ -17,6 +17,8 @@
 namespace oomdiag {
 namespace {
 
+constexpr int64_t kTellingSize = 1 << 20;  ///< smaller tensors are of usual sizes
+
 /// What torch.load makes, it makes without an op: such a tensor of a weight's size is a weight or a moment of a file.
 bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights) {
   return block.category == Category::unknown && block.made.op.empty() && block.made.node.empty() &&
@@ -34,6 +36,15 @@ Share find_tensors_of_files(const ReasonFacts& facts) {
   });
 }
 
+/// Whether torch.load requests a weight's copy, which it does without an op.
+bool loads_weight(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || (failed->phase != Phase::setup && failed->phase != Phase::other)) return false;
+  const Where& where = failed->where;
+  const bool has_op = !where.op.empty() || !where.node.empty() || !where.module.empty();
+  return !has_op && find_sizes_of_weights(facts).contains(failed->requested_bytes);
+}
+
 Reason names_loaded(const Share& loaded) {
   return Reason{.id = {},
                 .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
@@ -49,6 +60,31 @@ bool is_kept_copy(const LiveBlock& block, const std::set<int64_t>& weights) {
   const bool is_copied = is_copy(block.made.op) || is_one_of(block.made.op, {"aten::clone", "aten::empty_like"});
   const bool is_kept = is_one_of(name_of(block.category), {"input", "output", "unknown"}) && block.made.node.empty();
   return is_kept && is_copied && block.made.module.empty() && weights.contains(block.requested_bytes);
+}
+
+/// Many large tensors that one line cloned while what it cloned is still there: of each size as many as have an original elsewhere.
+Share find_clones(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 6;
+  std::map<std::string_view, std::map<int64_t, Share>> clones;
+  std::map<int64_t, int64_t> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.pending_free || block.requested_bytes < kTellingSize) continue;
+    ++sizes[block.requested_bytes];
+    const bool is_clone = block.made.op == "aten::clone" && block.made.module.empty() && block.made.node.empty();
+    if (is_clone && !block.made.source.empty()) clones[block.made.source][block.requested_bytes].add(block);
+  }
+  Share most;
+  for (const auto& [line, of_sizes] : clones) {
+    Share doubled;
+    for (const auto& [size, share] : of_sizes) {
+      if (sizes[size] < 2 * share.count) continue;
+      doubled.bytes += share.bytes;
+      doubled.count += share.count;
+      if (doubled.largest == nullptr) doubled.largest = share.largest;
+    }
+    if (doubled.count >= kMany && doubled.bytes > most.bytes) most = doubled;
+  }
+  return most;
 }
 
 /// Whether the failing request was to copy one of the weights: of another model that goes to the GPU, parameter by parameter.
@@ -138,6 +174,15 @@ Found find_models_in_cycles(const ReasonFacts& facts) {
 
 Found find_weight_copies(const ReasonFacts& facts) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  if (const Share clones = find_clones(facts); is_large(facts, clones.bytes)) {
+    return Reason{
+        .id = {},
+        .text = fmt::format("{} tensors are on the GPU twice: copies that were made{}, {}, beside the tensors "
+                            "they are copies of",
+                            clones.count, at(clones.made()), with_unit(clones.bytes)),
+        .bytes = clones.bytes,
+        .fix = "copies_on_host"};
+  }
   const Share copies = sum_blocks(facts, [&](const LiveBlock& block) { return is_kept_copy(block, weights); });
   const int64_t parameters = sum_category(facts, Category::parameter).bytes;
   const bool goes_on = copies_weight(facts, weights);
@@ -165,7 +210,11 @@ Found find_weight_copies(const ReasonFacts& facts) {
 }
 
 Found find_loaded_in_the_way(const ReasonFacts& facts) {
-  const Share loaded = find_tensors_of_files(facts);
+  Share loaded = find_tensors_of_files(facts);
+  if (loads_weight(facts)) {
+    loaded.bytes += requested_bytes(facts);
+    return names_loaded(loaded);
+  }
   if (!is_large(facts, loaded.bytes, 0.1) || !lets_request_through(facts, loaded.bytes)) return {};
   return names_loaded(loaded);
 }

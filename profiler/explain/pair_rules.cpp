@@ -48,6 +48,9 @@ struct Expansion {
   int64_t bytes = 0;
   int64_t largest_other_bytes = 0;
   Where failed{};
+  /// The op of the step whose result first had as many elements, freed since or not: one of equal sizes would have had its operand
+  /// before. Empty where the step tells nothing.
+  Where first{};
 
   /// Whether all ops that made it are among `makers` or `followers`, the first one among `makers`.
   template <class IsMaker, class IsFollower>
@@ -81,11 +84,20 @@ int64_t bytes_of_result(const ReasonFacts& facts, const OutOfMemory& failed) {
   return made.largest != nullptr ? made.largest->requested_bytes : failed.requested_bytes;
 }
 
+Where find_first_alike(const ReasonFacts& facts, int64_t result_bytes) {
+  const auto& step = facts.device.step_allocations.blocks;
+  const auto first = std::ranges::find_if(step, [&](const StepAllocation& block) {
+    return block.is_of_step() && is_of_as_many(block.bytes, result_bytes);
+  });
+  return first == step.end() ? Where{} : first->made;
+}
+
 std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer) return {};
   const int64_t result_bytes = bytes_of_result(facts, *failed);
-  Expansion found{.bytes = failed->requested_bytes, .failed = failed->where};
+  Expansion found{
+      .bytes = failed->requested_bytes, .failed = failed->where, .first = find_first_alike(facts, result_bytes)};
   std::set<int64_t> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
     // A weight of as many elements may be the operand: copies of weights, and what optimizers make, are no pairs.
@@ -194,6 +206,22 @@ bool keeps_size(const Where& where) {
                         "aten::bitwise_not",
                         "aten::logical_not",
                         "aten::float"});
+}
+
+/// Of elements of two operands, each with each of them: its result is far larger than both where they differ in their dimensions.
+bool broadcasts(const Where& where) {
+  return any_op(where,
+                {"aten::sub",         "aten::add",        "aten::mul",         "aten::div",         "aten::rsub",
+                 "aten::eq",          "aten::ne",         "aten::lt",          "aten::le",          "aten::gt",
+                 "aten::ge",          "aten::maximum",    "aten::minimum",     "aten::pow",         "aten::where",
+                 "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::logical_and", "aten::logical_or",
+                 "aten::logical_xor", "aten::atan2"});
+}
+
+/// Takes rows, some of them several times.
+bool gathers(const Where& where) {
+  return any_op(where, {"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::repeat",
+                        "aten::repeat_interleave"});
 }
 
 bool enlarges(const Where& where) {
@@ -392,6 +420,27 @@ std::vector<std::string> lines_for_pairs(const Square& square, const Where& wher
   return lines;
 }
 
+const std::vector<std::string> kLinesForRows = {
+    "for part in index.split(1024): f(x[part])  # and reduce each part, or .cpu(), before the next",
+    "x.expand(beams, -1, -1)  # in place of repeat(): a view"};
+
+std::vector<std::string> lines_for_large_result(const Where& where) {
+  if (any_op(where, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"}))
+    return {
+        "out = torch.empty(rows, width)  # filled part by part: a list and what cat() makes of it are there at once",
+        "parts.append(part.cpu())  # or on the host"};
+  if (any_op(where, {"aten::softmax", "aten::_softmax", "aten::log_softmax", "aten::_log_softmax", "aten::sigmoid"}))
+    return {"labels = scores.argmax(1)  # needs no softmax before it; else part by part: x.split(16)"};
+  if (any_op(where, {"aten::einsum", "aten::matmul", "aten::bmm", "aten::mm"}))
+    return {"y = a @ (b @ c)  # two operands at a time, in the order that stays small; or rows in parts"};
+  if (any_op(where, {"aten::zeros", "aten::empty", "aten::ones", "aten::full", "aten::zeros_like", "aten::ones_like",
+                     "aten::empty_like", "aten::full_like"}))
+    return {
+        "x = torch.zeros(…)  # of fewer or smaller dimensions, as only the diagonal; in half precision, or on the "
+        "host"};
+  return {"parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next"};
+}
+
 }  // namespace
 
 Found find_attention_scores(const ReasonFacts& facts) {
@@ -428,12 +477,14 @@ Found find_all_pairs(const ReasonFacts& facts) {
   if (failed == nullptr) return {};
   const std::optional<Expansion> found = find_expansion(facts);
   const Where* maker = found ? found->find_maker(makes_pairs, keeps_size) : nullptr;
+  const bool is_broadcast = found && broadcasts(found->first) && !builds_graph(facts).value_or(false);
+  if (maker == nullptr && is_broadcast) maker = &found->first;
   const bool distances = makes_distances(failed->where) && is_large(facts, failed->requested_bytes);
   if (maker == nullptr && !distances) return {};
   const bool of_product = distances || found->has_op(multiplies);
   Square square = found ? factor_result(facts, *found, of_product) : Square{};
   if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
-  if (square.text.empty() && !distances) return {};
+  if (square.text.empty() && !distances && !is_broadcast) return {};
   const bool is_copied = maker != nullptr && any_op(*maker, {"aten::clone", "aten::contiguous", "aten::cat"});
   if (is_copied && !square.has_width) return {};  // a copy of any matrix
   const Where& where = maker != nullptr ? *maker : failed->where;
@@ -449,12 +500,29 @@ Found find_enlarged(const ReasonFacts& facts) {
   const std::optional<Expansion> found = find_expansion(facts);
   const auto follows = [](const Where& where) { return makes_pairs(where) || keeps_size(where); };
   const Where* maker = found ? found->find_maker(enlarges, follows) : nullptr;
-  if (maker == nullptr || !maker->module.empty() || trains(facts)) return {};
+  if (maker != nullptr && (!maker->module.empty() || trains(facts))) maker = nullptr;
+  if (maker == nullptr && found && gathers(found->first) && !builds_graph(facts).value_or(false)) maker = &found->first;
+  if (maker == nullptr) return {};
   return Reason{.id = {},
                 .text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
                                     with_unit(found->bytes), with_unit(found->largest_other_bytes)),
                 .bytes = found->bytes,
-                .fix = "enlarge_in_parts"};
+                .fix = "enlarge_in_parts",
+                .how = gathers(*maker) ? kLinesForRows : std::vector<std::string>()};
+}
+
+Found find_large_result(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer || failed->phase == Phase::backward) return {};
+  const Where& where = failed->where;
+  const bool is_of_layer = !where.module.empty() || !where.node.empty() || where.op.empty() || is_copy(where.op);
+  if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("one tensor of {}: {}{} makes it at once", with_unit(failed->requested_bytes),
+                                    where.op, at(where)),
+                .bytes = failed->requested_bytes,
+                .fix = "smaller_result",
+                .how = lines_for_large_result(where)};
 }
 
 Found find_dense_matrix(const ReasonFacts& facts) {

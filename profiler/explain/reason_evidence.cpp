@@ -38,6 +38,16 @@ bool learns(const ReasonFacts& facts) {
          std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
 }
 
+std::optional<bool> builds_graph(const ReasonFacts& facts) {
+  const auto& step = facts.device.step_allocations.blocks;
+  if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
+    return true;
+  }
+  const bool tells = std::ranges::any_of(
+      step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
+  return tells ? std::optional(false) : std::nullopt;
+}
+
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
   const OutOfMemory* failed = failure(facts);
   return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));

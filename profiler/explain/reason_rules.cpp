@@ -73,7 +73,19 @@ bool makes_logits(const Where& where) {
 
 Found find_one_checkpoint(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || facts.device.packed_tensors == 0) return {};
+  if (failed == nullptr) return {};
+  const Share saved = sum_category(facts, Category::activation);
+  const bool is_of_segments = failed->phase == Phase::forward && has(failed->stack, "checkpoint_sequential");
+  if (is_of_segments && is_large(facts, saved.bytes, 0.5)) {
+    return Reason{.id = {},
+                  .text = fmt::format("checkpoint_sequential does not checkpoint its last segment, which holds {}: too "
+                                      "few segments",
+                                      with_unit(saved.bytes)),
+                  .bytes = saved.bytes,
+                  .fix = "finer_checkpoints",
+                  .how = {"torch.utils.checkpoint.checkpoint_sequential(layers, len(layers), x, use_reentrant=False)"}};
+  }
+  if (facts.device.packed_tensors == 0) return {};
   const Share again = sum_blocks(facts, [](const LiveBlock& block) {
     return block.phase == Phase::backward && block.category == Category::activation;
   });
@@ -209,7 +221,9 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_tensor = block.category == Category::output || block.category == Category::activation ||
                            block.category == Category::temporary;
-    return is_tensor && block.step + 1 == now;
+    // A backward pass that runs may need what the graph of an earlier one made: gradients of gradients.
+    const bool is_needed = failure(facts)->phase == Phase::backward && !block.saved_by.empty();
+    return is_tensor && !is_needed && block.step + 1 == now;
   });
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
   return Reason{

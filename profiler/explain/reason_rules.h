@@ -38,6 +38,8 @@ Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);
+/// One op of the program itself, and of no layer, that requests a large part of the memory: what is left where nothing more special is known.
+Found find_large_result(const ReasonFacts& facts);
 Found find_dense_matrix(const ReasonFacts& facts);
 Found find_weight_copies(const ReasonFacts& facts);
 Found find_large_layer(const ReasonFacts& facts);

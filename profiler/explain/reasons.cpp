@@ -13,6 +13,7 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
@@ -30,10 +31,16 @@ constexpr double kWorthNaming = 0.2;  ///< of what the device would have held
 struct KeptPasses {
   int64_t bytes = 0;
   int64_t count = 0;  ///< of equal tensors that one op of one module made: the forward passes
+  Where most{};       ///< who made them
+  int64_t turns = 0;  ///< the same, where one forward pass may make several: turns of a loop within it
 
   void add(const Where& made, int64_t block_bytes) {
     bytes += block_bytes;
-    if (!made.module.empty()) count = std::max(count, ++counts_[{made.module, made.op, made.source, block_bytes}]);
+    if (made.module.empty()) return;
+    const int64_t equal = ++counts_[{made.module, made.op, made.source, block_bytes}];
+    if (equal <= count) return;
+    count = equal;
+    most = made;
   }
 
  private:
@@ -79,14 +86,24 @@ KeptPasses count_passes(const ReasonFacts& f) {
   }
   KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
   const int64_t layers = count_namesakes(f.device.state);
-  kept.count = (kept.count + layers - 1) / layers;
-  kept.count = std::min(kept.count, count_beginnings(f.device.step_allocations));
+  kept.turns = (kept.count + layers - 1) / layers;
+  kept.count = std::min(kept.turns, count_beginnings(f.device.step_allocations));
   return kept;
 }
 
 /// The call of the failing stack that is named as those of evaluations are, or the end.
 auto find_evaluation(const std::vector<StackCall>& calls) {
   return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
+}
+
+/// The innermost call of the failing stack by a function that had not led to its line when that was first reached, or the end: another
+/// part of the program runs the same model.
+auto find_other_caller(const std::vector<StackCall>& calls, std::string_view first_stack) {
+  const std::vector<StackCall> first = parse_stack(first_stack);
+  return std::ranges::find_if(calls, [&](const StackCall& one) {
+    const bool is_named = !one.function.empty() && !first.empty() && !has(one.place, "site-packages");
+    return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
+  });
 }
 
 /// Whether the step before the failing one, which ended with backward, had several forward passes, too.
@@ -110,10 +127,13 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const KeptPasses kept = count_passes(f);
   if (!is_large(f, kept.bytes, kWorthNaming)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
-  const auto call = find_evaluation(calls);
+  const auto evaluation = find_evaluation(calls);
+  const auto other = find_other_caller(calls, failure.first_stack);
+  const auto call = evaluation != calls.end() ? evaluation : other;
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
-  const bool has_trained = f.device.attribution.backward_bytes > 0 && !accumulates(f);
-  if (call == calls.end() && (kept.count < kFewestPasses || (trains(f) && !has_trained))) return {};
+  const bool has_trained = f.device.attribution.backward_bytes > 0 && (!accumulates(f) || other != calls.end());
+  const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
+  if (evaluation == calls.end() && !are_several) return {};
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
@@ -122,9 +142,9 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
                                     passes, with_unit(kept.bytes), place),
                 .bytes = kept.bytes,
                 .fix = "no_grad_in_evaluation",
-                .how = call == calls.end() ? lines_for_loop(place)
-                                           : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
-                                                                     call->function, call->short_place())}};
+                .how = evaluation == calls.end() ? lines_for_loop(place)
+                                                 : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
+                                                                           call->function, call->short_place())}};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {
@@ -146,23 +166,23 @@ bool is_recurrent(const Where& where) {
   return has("lstm") || has("gru") || has("rnn");
 }
 
-// A cell of a recurrent layer that runs once for each position: its state leads from one to the next.
+// A loop within one forward pass: a cell of a recurrent layer that runs once for each position, or any layers that do. The whole model
+// that runs several times is another matter.
 Found unrolls_sequence(const ReasonFacts& f) {
-  constexpr int64_t kFewestPositions = 16;
+  constexpr int64_t kFewestTurns = 16, kTurnsPerPass = 8;
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
-  const auto is_cell = [](const LiveBlock& block) {
-    return block.category == Category::activation && block.made.op.find("_cell") != block.made.op.npos;
-  };
-  const auto cell = std::ranges::find_if(f.device.state.blocks, is_cell);
-  if (failure.phase == Phase::optimizer || cell == f.device.state.blocks.end() || !is_recurrent(cell->made)) return {};
+  const bool has_cell = std::ranges::any_of(f.device.state.blocks, [](const LiveBlock& block) {
+    return block.category == Category::activation && has(block.made.op, "_cell") && is_recurrent(block.made);
+  });
+  if (failure.phase == Phase::optimizer || (!has_cell && kept.count * kTurnsPerPass > kept.turns)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   if (!trains(f) || find_evaluation(calls) != calls.end()) return {};
-  if (kept.count < kFewestPositions || !is_large(f, kept.bytes, kWorthNaming)) return {};
+  if (kept.turns < kFewestTurns || !is_large(f, kept.bytes, kWorthNaming)) return {};
   return Reason{.id = {},
-                .text = fmt::format("{} positions of a sequence run before backward(): the graphs of all of them hold "
-                                    "{} ({})",
-                                    kept.count, with_unit(kept.bytes), short_place(cell->made)),
+                .text = fmt::format("{} turns of a loop (positions of a sequence) run before backward(): the graphs of "
+                                    "all of them hold {} ({})",
+                                    kept.turns, with_unit(kept.bytes), short_place(kept.most)),
                 .bytes = kept.bytes,
                 .fix = "truncated_backward"};
 }
@@ -305,10 +325,10 @@ constexpr ReasonRow kReasons[] = {
     {"dense_embedding_gradients", find_embedding_gradients},
     {"loaded_onto_gpu", find_loaded_in_the_way},
     {"one_hot", find_one_hot},
+    {"dense_matrix", find_dense_matrix},
     {"vectorized_over_all", find_vectorized},
     {"attention_scores", find_attention_scores},
     {"logits", find_logits},
-    {"dense_matrix", find_dense_matrix},
     {"all_pairs", find_all_pairs},
     {"enlarged", find_enlarged, false, true},
     {"dense_matrix", find_large_buffers},
@@ -333,6 +353,7 @@ constexpr ReasonRow kReasons[] = {
     {"large_layer", find_large_layer, false, true},
     {"model_states", find_model_states, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
+    {"large_result", find_large_result, false, true},
     {"fragmentation", finds_no_free_block},
 };
 

@@ -32,17 +32,6 @@ bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
 }
 
-/// Whether the step that failed builds a graph; nothing where it has made nothing that would tell.
-std::optional<bool> builds_graph(const ReasonFacts& facts) {
-  const auto& step = facts.device.step_allocations.blocks;
-  if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
-    return true;
-  }
-  const bool is_shown = std::ranges::any_of(
-      step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
-  return is_shown ? std::optional(false) : std::nullopt;
-}
-
 /// Many copies of one size that one line made, and of no other size worth mentioning: weights of a model that goes to the GPU by one
 /// line are of several sizes. Nothing has used them yet, so that they are of no category.
 template <class Holds>

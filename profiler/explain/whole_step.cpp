@@ -159,7 +159,7 @@ bool is_like(const StepAllocations& cut, const StepAllocations& whole) {
     const bool there = !is_compared(block) || sizes.take(block);
     all += block.bytes;
     missing += there ? 0 : block.bytes;
-    request_is_there = there;  // the last one is what was refused
+    request_is_there = there;  // the last one is the failed request
   }
   return request_is_there && missing * 20 <= all;
 }

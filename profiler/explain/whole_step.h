@@ -5,10 +5,10 @@
 // An OOM cuts its step short. What the step would have needed is told by the step before, if that one was whole and like it:
 //
 //   step 1   ──┬── forward ── backward ── optimizer (makes its state) ──┬
-//   step 2   ──┴── forward … refused                                     the state lives from the beginning on
+//   step 2   ──┴── forward … OOM                                         the state lives from the beginning on
 namespace oomdiag {
 
-/// Whether the step that was cut short did what `whole` did: of what it allocated, and of what it was refused, there is the
+/// Whether the step that was cut short did what `whole` did: of what it allocated, and of the requests that failed, there is the
 /// same in `whole`, from the same place and of the same size. Differences of a twentieth of the bytes are none.
 bool is_like(const StepAllocations& cut, const StepAllocations& whole);
 

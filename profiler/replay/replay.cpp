@@ -33,8 +33,8 @@ void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& oo
     const bool native = (event.flags & kNativeStack) != 0;
     (native ? oom.native_stack : oom.stack) = trace.name(event.detail);
   }
-  if (!oom.stack.empty() || oom.where.source.empty()) return;
-  if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.stack = found->second;
+  if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.first_stack = found->second;
+  if (oom.stack.empty()) oom.stack = oom.first_stack;
 }
 
 // FSDP2 has ops of its own; FSDP1 and ZeRO-3 scatter what they reduced.

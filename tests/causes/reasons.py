@@ -15,6 +15,7 @@ import sys
 from fresh_rows import fresh
 from harness import run_jobs
 from other_rows import other
+from unseen_rows import unseen
 
 BARS = {"root": 0.9, "fix": 0.9}
 MOST_LINES = 24
@@ -251,11 +252,12 @@ def main():
     parser.add_argument("--newest", action="store_true", help="those of its end")
     parser.add_argument("--fresh", action="store_true", help="the programs of fresh_threads.py")
     parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
+    parser.add_argument("--unseen", action="store_true", help="the programs of unseen_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    listed = (other(Pattern) if options.other else fresh(Pattern) if options.fresh else newest_threads() if options.newest
-              else new_threads() if options.new else later_threads() if options.later else threads() if options.threads
-              else patterns())
+    suites = {"unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern), "fresh": lambda: fresh(Pattern),
+              "newest": newest_threads, "new": new_threads, "later": later_threads, "threads": threads}
+    listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function

@@ -53,9 +53,9 @@ class AllocationPass {
   // take it: that is the state to describe.
   std::optional<StatePoint> find_failure(uint8_t device) const {
     std::optional<StatePoint> point;
-    for (const OutOfMemory& refusal : pass_.prescan.ooms) {
-      if (refusal.outcome != Outcome::fatal || refusal.device != device) continue;
-      point = {.event = refusal.event, .state_end = refusal.event, .description_end = refusal.end + 1, .failed = true};
+    for (const OutOfMemory& oom : pass_.prescan.ooms) {
+      if (oom.outcome != Outcome::fatal || oom.device != device) continue;
+      point = {.event = oom.event, .state_end = oom.event, .description_end = oom.end + 1, .failed = true};
     }
     if (!point) return point;
     const EventLog& events = pass_.trace.events;
@@ -98,7 +98,7 @@ class AllocationPass {
         device.apply(event, index);
         break;
       case EventKind::out_of_memory:
-        note_refusal(device, event, index);
+        note_oom(device, event, index);
         break;
       case EventKind::memory_stats:
         device.stats().check_stats(event);
@@ -177,13 +177,13 @@ class AllocationPass {
     pass_.optimizer_open_since = event.kind == EventKind::scope_begin ? index : kNoEvent;
   }
 
-  void note_refusal(DeviceFollower& device, const Event& event, uint64_t index) {
-    const auto& refusals = pass_.prescan.ooms;
-    while (next_refusal_ < refusals.size() && refusals[next_refusal_].event < index) ++next_refusal_;
-    if (next_refusal_ == refusals.size()) return;
-    OutOfMemory refusal = refusals[next_refusal_];
-    refusal.first_in_op = !pass_.ops.has_allocated(event);
-    device.stats().note_refusal(event, pass_.phases, pass_.nodes, refusal);
+  void note_oom(DeviceFollower& device, const Event& event, uint64_t index) {
+    const auto& ooms = pass_.prescan.ooms;
+    while (next_oom_ < ooms.size() && ooms[next_oom_].event < index) ++next_oom_;
+    if (next_oom_ == ooms.size()) return;
+    OutOfMemory oom = ooms[next_oom_];
+    oom.first_in_op = !pass_.ops.has_allocated(event);
+    device.stats().note_oom(event, pass_.phases, pass_.nodes, oom);
   }
 
   void note_mark(const Event& event) {
@@ -195,7 +195,7 @@ class AllocationPass {
   std::vector<std::unique_ptr<DeviceFollower>> devices_;
   std::vector<DeviceFollower*> by_device_;
   uint64_t next_stop_ = kNoEvent;
-  size_t next_refusal_ = 0;
+  size_t next_oom_ = 0;
 };
 
 }  // namespace

@@ -119,7 +119,7 @@ void DeviceFollower::read_layout(const Event& event, uint64_t index) {
 
 void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer) result_.searched_at = std::min(result_.searched_at, index);
-  if (event.address == 0) return;  // it is about a refusal, or a search begins
+  if (event.address == 0) return;  // it is about an OOM, or a search begins
   uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
     if (id != AllocationTable::kNone) {

@@ -36,17 +36,17 @@ bool DeviceStats::raise_peak(uint64_t index, uint32_t step, Phase phase) {
   return true;
 }
 
-void DeviceStats::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
-  refusal.step = phases.step();
-  refusal.phase = phases.phase_of(event);
-  refusal.where = locate(trace_, nodes, event);
-  refusal.requested_bytes = sane_bytes(event.bytes);
-  refusal.pool = pool_of(event.flags);
-  refusal.allocated_bytes = blocks_.allocated_bytes();
-  refusal.reserved_bytes = blocks_.reserved_bytes();
-  refusal.free_bytes = sane_bytes(event.address);
-  history().ooms.push_back(refusal);
-  if (refusal.outcome == Outcome::fatal) history().failure = refusal;
+void DeviceStats::note_oom(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory oom) {
+  oom.step = phases.step();
+  oom.phase = phases.phase_of(event);
+  oom.where = locate(trace_, nodes, event);
+  oom.requested_bytes = sane_bytes(event.bytes);
+  oom.pool = pool_of(event.flags);
+  oom.allocated_bytes = blocks_.allocated_bytes();
+  oom.reserved_bytes = blocks_.reserved_bytes();
+  oom.free_bytes = sane_bytes(event.address);
+  history().ooms.push_back(oom);
+  if (oom.outcome == Outcome::fatal) history().failure = oom;
   result_.used = true;
 }
 

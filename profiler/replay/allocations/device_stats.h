@@ -25,8 +25,8 @@ class DeviceStats {
   }
   /// Then what an alloc event means for the peaks and the joins. True: it made the peak.
   bool note_alloc(const Event& event, uint64_t index, uint32_t step, Phase phase, const NodeTable& nodes);
-  /// An out_of_memory event; `refusal` says how it ended.
-  void note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal);
+  /// An out_of_memory event; `oom` says how it ended.
+  void note_oom(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory oom);
   /// A memory_stats event: what PyTorch counted itself.
   void check_stats(const Event& event);
   /// A device_memory event.

@@ -40,19 +40,19 @@ class EventPositions {
   std::vector<uint64_t> indices_;
 };
 
-// What was refused, as if it had been granted.
-StepAllocation requested_block(const OutOfMemory& refusal, uint32_t position) {
-  StepAllocation life{.bytes = refusal.requested_bytes, .born = position, .phase = refusal.phase};
-  life.made = refusal.where;
+// The failed request, as if it had been granted.
+StepAllocation requested_block(const OutOfMemory& oom, uint32_t position) {
+  StepAllocation life{.bytes = oom.requested_bytes, .born = position, .phase = oom.phase};
+  life.made = oom.where;
   if (life.phase == Phase::forward) life.category = Category::output;
   if (life.phase == Phase::backward) life.category = Category::activation_gradient;
   if (life.phase == Phase::optimizer) {
-    life.category = makes_state(refusal.where.op) ? Category::optimizer_state : Category::temporary;
+    life.category = makes_state(oom.where.op) ? Category::optimizer_state : Category::temporary;
   }
-  const std::string_view op = refusal.where.inner;
-  const bool may_want = is_gemm(op) ? is_cublas_workspace(refusal.requested_bytes, 0) : takes_workspace(op);
-  const bool scratch = may_want && !refusal.first_in_op;
-  if (scratch && refusal.requested_shape.empty()) life.category = Category::workspace;
+  const std::string_view op = oom.where.inner;
+  const bool may_want = is_gemm(op) ? is_cublas_workspace(oom.requested_bytes, 0) : takes_workspace(op);
+  const bool scratch = may_want && !oom.first_in_op;
+  if (scratch && oom.requested_shape.empty()) life.category = Category::workspace;
   return life;
 }
 
@@ -65,7 +65,7 @@ bool has_complete_step(const Trace& trace, const TracePrescan& prescan, const Fo
 }
 
 StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device,
-                          const StepCollector& taken, const OutOfMemory* refusal) {
+                          const StepCollector& taken, const OutOfMemory* oom) {
   if (taken.step() == 0) return {};
   const std::vector<uint32_t> ids = taken.allocations(static_cast<uint8_t>(device.history.index), followed.table);
   const AllocationReader reader(trace, followed.nodes, followed.table, ids, taken.observed());
@@ -89,7 +89,7 @@ StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, con
                            .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                            .saved_by = reader.locate_saving_nodes(std::move(saving_nodes))});
   }
-  if (refusal != nullptr) step.blocks.push_back(requested_block(*refusal, positions.last() + 1));
+  if (oom != nullptr) step.blocks.push_back(requested_block(*oom, positions.last() + 1));
   std::stable_sort(step.blocks.begin(), step.blocks.end(),
                    [](const StepAllocation& a, const StepAllocation& b) { return a.born < b.born; });
   step.events = positions.finish();

@@ -8,8 +8,8 @@ namespace oomdiag {
 bool has_complete_step(const Trace& trace, const TracePrescan& prescan, const FollowedDevice& device);
 
 /// Describes the allocations of a step of `device`. With them the peak can be computed that the step
-/// would have had if some blocks were smaller, or lived shorter (explain/what_if.h). `refusal`: what ended it, or null.
+/// would have had if some blocks were smaller, or lived shorter (explain/what_if.h). `oom`: what ended it, or null.
 StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device,
-                          const StepCollector& taken, const OutOfMemory* refusal);
+                          const StepCollector& taken, const OutOfMemory* oom);
 
 }  // namespace oomdiag

@@ -262,7 +262,7 @@ TEST_CASE("a request is explained by the op and by the rows of its inputs", "[ex
   device.failure->where = {.node = "EmbeddingBackward0", .op = "aten::embedding"};
   CHECK(reason_of(device) == "dense_embedding_gradients");
   device.failure->where = {.op = "aten::relu"};
-  CHECK(reason_of(device).empty());
+  CHECK(reason_of(device) == "large_result");  // nothing more special
 }
 
 TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[explain][reasons]") {
@@ -284,7 +284,7 @@ TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[e
   operand.made = {.op = "aten::conv2d"};
   device.state.blocks.push_back(operand);
   device.state.allocated_bytes += operand.bytes;
-  CHECK(reason_of(device).empty());
+  CHECK(reason_of(device) == "large_result");
   device.state.blocks.back().made = {.op = "aten::sub"};
   CHECK(reason_of(device) == "all_pairs");
   device.state.blocks.back().category = Category::parameter;  // of which it may be a copy
@@ -355,7 +355,7 @@ TEST_CASE("zeros that are as many as classes for each label are masks", "[explai
   device.failure->where = {.op = "aten::zeros", .source = "loss.py:3"};
   CHECK(reason_of(device) == "one_hot");
   device.state.blocks.front().shape = "[2, 1, 64, 64, 64] float32";
-  CHECK(reason_of(device).empty());
+  CHECK(reason_of(device) == "large_result");
 }
 
 TEST_CASE("copies of all weights beside them are another model", "[explain][reasons]") {
@@ -668,6 +668,134 @@ TEST_CASE("a fix of every reason is a row of kFixes", "[explain][reasons]") {
 TEST_CASE("double precision is a reason where half of the bytes have it", "[explain][reasons]") {
   CHECK(reason_of(at_oom({{.bytes = 200_MiB, .shape = "[1024] float64"}})) == "float64");
   CHECK(reason_of(at_oom({{.bytes = 20_MiB, .shape = "[1024] float64"}})).empty());
+}
+
+TEST_CASE("turns of a loop within one pass are an unrolled sequence, whatever its layers", "[explain][reasons]") {
+  StepAllocation begin = graph_block("words", 1_MiB);
+  begin.made.op = "aten::embedding";
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(20, kept_activation(100_MiB, 5)));
+  device.state.blocks.push_back(parameter("0.act.weight", true));
+  device.step_allocations = {.step = 5, .blocks = {begin}};
+  CHECK(reason_of(device) == "unrolled_sequence");
+  device.step_allocations.blocks.assign(20, begin);  // the whole model ran as often
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("passes that another function calls than the first ones are no training", "[explain][reasons]") {
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)),
+                                 "/a/net.py:9 in forward\n/a/train.py:40 in draw\n/a/train.py:90 in main");
+  device.state.blocks.push_back(parameter("0.weight", true));
+  StepAllocation begin = graph_block("0.act", 1_MiB);
+  begin.made.op = "aten::gelu";
+  device.complete = {.step = 4, .blocks = {begin, begin, begin, begin}};
+  CHECK(reason_of(device) == "several_forward_passes");  // as in the step before
+  device.failure->first_stack = device.failure->stack;
+  CHECK(reason_of(device) == "several_forward_passes");
+  device.failure->first_stack = "/a/net.py:9 in forward\n/a/train.py:20 in train_step\n/a/train.py:80 in main";
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("an untrained model's pass that begins with data trains nothing, also behind a trained one",
+          "[explain][reasons]") {
+  DeviceHistory device = at_oom({parameter("generator.weight", true), parameter("vgg.0.weight", false)});
+  device.state.allocated_bytes += 400_MiB;
+  StepAllocation of_data = graph_block("vgg.0", 190_MiB), of_generator = of_data, data;
+  of_generator.made.source = "net.py:6";
+  data = {.bytes = 1_MiB, .born = 1, .saved_by = std::vector<Where>{{.module = "vgg.0", .source = "net.py:5"}}};
+  device.step_allocations = {.step = 5, .blocks = {graph_block("generator", 10_MiB), of_data, of_generator}};
+  CHECK(reason_of(device).empty());
+  device.step_allocations.blocks.insert(device.step_allocations.blocks.begin(), data);
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "graph_without_use");
+  CHECK(reason->bytes == 190_MiB);
+}
+
+TEST_CASE("what is left of backward once all that is trained has its gradient has no use", "[explain][reasons]") {
+  const std::vector<Where> saves{{.node = "MmBackward0"}};
+  LiveBlock untrained = parameter("1.weight", false);
+  untrained.saved_by = saves;
+  LiveBlock activation = kept_activation(200_MiB, 5);
+  activation.saved_by = saves;
+  const LiveBlock gradient{.bytes = 1_MiB, .category = Category::gradient, .step = 5};
+  DeviceHistory device = at_oom({parameter("0.weight", true), untrained, untrained, activation});
+  device.failure->phase = Phase::backward;
+  CHECK(reason_of(device).empty());  // its gradient is to come
+  device.state.blocks.push_back(gradient);
+  CHECK(reason_of(device) == "graph_without_use");
+  device.state.blocks.front().saved_by = saves;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("many tensors that are there beside what they were cloned of are copies", "[explain][reasons]") {
+  const LiveBlock original{.bytes = 16_MiB, .requested_bytes = 16_MiB, .made = {.op = "aten::to", .source = "a.py:3"}};
+  LiveBlock clone = original;
+  clone.made = {.op = "aten::clone", .source = "a.py:4"};
+  std::vector<LiveBlock> blocks(8, original);
+  blocks.insert(blocks.end(), 8, clone);
+  CHECK(reason_of(at_oom(blocks)) == "several_models");
+  blocks.resize(12);  // the last clones are gone
+  CHECK(reason_of(at_oom(blocks)).empty());
+}
+
+TEST_CASE("torch.load that requests a weight's copy is the reason as it runs", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.requested_bytes = weight.bytes = 64_MiB;
+  DeviceHistory device = at_oom({weight, weight, weight});
+  device.failure->phase = Phase::other;
+  CHECK(reason_of(device) == "loaded_onto_gpu");
+  device.failure->where.op = "aten::add";
+  CHECK(reason_of(device) != "loaded_onto_gpu");
+}
+
+TEST_CASE("one large result of the program itself is named by its op", "[explain][reasons]") {
+  DeviceHistory device = at_oom({{.bytes = 60_MiB}});
+  device.failure->where = {.op = "aten::softmax", .source = "a.py:7"};
+  CHECK(reason_of(device) == "large_result");
+  device.failure->where.module = "head";  // a layer's
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("graphs of a few earlier steps that a list leads to are its", "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 2), kept_activation(100_MiB, 3)});
+  device.state.step = 5;
+  device.referrers = {{.variable = "list 'history' in train.py", .nodes = 40}};
+  CHECK(reason_of(device) == "graph_of_earlier_steps");
+  device.state.blocks.back().step = 2;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("the last segment of checkpoint_sequential is not checkpointed", "[explain][reasons]") {
+  const auto device = at_oom({kept_activation(200_MiB, 5)},
+                              "/a/net.py:9 in forward\nsite-packages/torch/utils/checkpoint.py:790 in "
+                              "checkpoint_sequential\n/a/train.py:90 in main");
+  CHECK(reason_of(device) == "one_checkpoint");
+}
+
+TEST_CASE("what a backward pass still needs of an earlier step is no leftover of it", "[explain][reasons]") {
+  LiveBlock kept = kept_activation(300_MiB, 4);
+  kept.saved_by = std::vector<Where>{{.node = "GeluBackward0"}};
+  DeviceHistory device = at_oom({kept});
+  device.state.step = 5;
+  CHECK(reason_of(device) == "outputs_of_earlier_step");
+  device.failure->phase = Phase::backward;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("much that a broadcast made of little is all pairs, if no graph is built", "[explain][reasons]") {
+  const LiveBlock operand{.bytes = 1_MiB, .requested_bytes = 1_MiB, .category = Category::input};
+  DeviceHistory device = at_oom({operand});
+  device.failure->requested_bytes = 64_MiB;
+  device.failure->where = {.op = "aten::sigmoid", .module = "head", .source = "a.py:7"};
+  StepAllocation made{.bytes = 64_MiB, .born = 1, .made = {.op = "aten::mul", .module = "head", .source = "a.py:6"}};
+  device.step_allocations = {.step = 5, .blocks = {made}};
+  CHECK(reason_of(device) == "all_pairs");
+  made.made.op = "aten::index";
+  device.step_allocations.blocks = {made};
+  CHECK(reason_of(device) == "enlarged");
+  made.in_graph = true;
+  device.step_allocations.blocks = {made};
+  CHECK(reason_of(device).empty());
 }
 
 }  // namespace oomdiag

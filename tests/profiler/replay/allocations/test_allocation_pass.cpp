@@ -22,9 +22,9 @@ uint32_t add(AllocationTable& table, int64_t bytes, uint64_t born = 0, uint64_t 
 TEST_CASE("the lives of a step reach the peak of its GPU, in every scenario", "[replay]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const DeviceHistory device = replay(trace).devices.at(0);
-    const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
+    const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
 
-    CHECK(find_peak(device.step_allocations.blocks) == device.state.allocated_bytes + refused);
+    CHECK(find_peak(device.step_allocations.blocks) == device.state.allocated_bytes + requested);
   }
 }
 
