@@ -79,6 +79,7 @@ def cross_entropy(c, vocabulary, provider, mode):
 
 
 def embedding(c, vocabulary, provider, mode):
+    torch.compiler.reset()  # else this torch compiles no more than eight sizes of one module, and runs the others as they are
     torchs = nn.Embedding(vocabulary, c.D).cuda().to(c.dtype)
     ligers = liger("transformers.experimental.embedding", "LigerEmbedding")(vocabulary, c.D).cuda().to(c.dtype)
     layer = {"liger": ligers, "huggingface": torchs, "torch_compile": torch.compile(torchs)}[provider]
@@ -423,16 +424,17 @@ def fused_neighborhood_attention(c, length, provider, mode):
     return normalised(torchs, ligers, provider, randn(c.batch_size, length, c.hidden_size, dtype=c.dtype, grad=False))
 
 
-def log_probabilities(logits, target):
+def log_probabilities(logits, target, ignored=IGNORED):
     """Mean over the tokens of each sequence, as trl computes it."""
-    mask = target != IGNORED
-    target = torch.where(target == IGNORED, 0, target)
+    mask = target != ignored
+    target = torch.where(target == ignored, 0, target)
     each = torch.gather(logits.log_softmax(-1), dim=2, index=target.unsqueeze(2)).squeeze(2)
     return (each * mask).sum(-1) / mask.sum(-1)
 
 
 def preference(ligers_name, plain_loss):
-    """A loss of chosen and rejected sequences, from the last hidden states on: the whole logits, or in chunks."""
+    """A loss of chosen and rejected sequences, from the last hidden states on: the whole logits, or in chunks. The rows of 4096 tokens
+    are of an earlier program, whose logits stayed bfloat16: each token takes half of what it takes in those of 1024."""
     def operator(c, batch, provider, mode):
         heads = [nn.Linear(c.H, c.V, bias=False, dtype=c.dtype).cuda() for _ in range(2)]
         x, target = randn(batch, c.T, c.H, dtype=c.dtype), ids(c.V, batch, c.T)
@@ -444,7 +446,8 @@ def preference(ligers_name, plain_loss):
 
         def plain():
             half = batch // 2
-            logits = (x @ heads[0].weight.t()).float()
+            logits = x @ heads[0].weight.t()
+            logits = logits if c.T == 4096 else logits.float()
             nll = nn.CrossEntropyLoss()(logits[:half].view(-1, c.V), target[:half].view(-1))
             each = log_probabilities(logits, target)
             return nll - plain_loss(each[:half], each[half:]).mean()
@@ -536,6 +539,157 @@ def grpo(c, batch, provider, mode):
         return (loss * mask).sum() / torch.clamp(mask.sum(), min=1.0)
     return holding(heads, back(chunked if provider == "liger" else plain))
 
+def kto(c, batch, provider, mode):
+    """Chosen and rejected sequences as labels say, of which every other is chosen here."""
+    heads = [[nn.Linear(c.H, c.V, bias=c.bias, dtype=c.dtype).cuda() for _ in range(2)] for _ in range(2)]
+    fused = liger("chunked_loss.kto_loss", "LigerFusedLinearKTOLoss")(ignore_index=c.ignore_index, beta=c.beta, use_ref_model=True)
+    x, target = randn(batch, c.T, c.H, dtype=c.dtype, grad=False), ids(c.V, batch, c.T)
+    chosen, kl = (torch.arange(batch) % 2 == 0).cuda(), randn(1, dtype=c.dtype, grad=False)
+    known = randn(batch, c.T, c.H, dtype=c.dtype, grad=False)
+
+    def chunked():
+        head, reference = heads[1]
+        out = fused(_input=x, lin_weight=head.weight, target=target, preference_labels=chosen, bias=head.bias, ref_input=known,
+                    ref_weight=reference.weight, ref_bias=reference.bias, kl=kl)
+        return out[0] if isinstance(out, tuple) else out
+
+    def known_each():
+        with torch.no_grad():
+            logits = known @ heads[0][1].weight.t()
+            logits = logits + heads[0][1].bias
+            each = log_probabilities(logits, target, c.ignore_index)
+            return each[chosen], each[~chosen]
+
+    def logits_and_each():
+        logits = x @ heads[0][0].weight.t()
+        logits = logits + heads[0][0].bias
+        wide = logits.float()
+        each = log_probabilities(wide, target, c.ignore_index)
+        return each[chosen], each[~chosen], wide[chosen], wide[~chosen]
+
+    def plain():
+        good, bad, *logits = logits_and_each()
+        known_good, known_bad = known_each()
+        ratios = good - known_good, bad - known_bad
+        losses = torch.cat((1 - torch.sigmoid(c.beta * (ratios[0] - kl)), 1 - torch.sigmoid(c.beta * (kl - ratios[1]))))
+        sums = [x.detach().sum() for x in (good, bad, *logits)]
+        return losses.mean() + 0.0 * sums[0]
+    return holding(heads, back(chunked if provider == "liger" else plain))
+
+
+def experts_of(tokens, experts, k):
+    """Each token's experts, drawn by the host; and of each expert the tokens that have it, and as which of their choices."""
+    chosen = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(42)).topk(k).indices
+    return chosen, [(chosen == expert).nonzero() for expert in range(experts)]
+
+
+def moe_by_expert(x, gates, downs, chosen, weights, places):
+    """One expert after the other, as transformers' Mixtral has it. A kernel would say which tokens an expert has: the host does here."""
+    y = torch.zeros_like(x)
+    with torch.no_grad():
+        mask = F.one_hot(chosen.long(), num_classes=gates.shape[0])
+        mask = mask.permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0)
+    for expert, place in enumerate(places):
+        token, position = place.cuda().unbind(1)
+        part = x[token]
+        gate, up = F.linear(part, gates[expert]).chunk(2, dim=-1)
+        part = F.silu(gate) * up
+        part = F.linear(part, downs[expert])
+        part = part * weights[token, position, None]
+        y.index_add_(0, token, part.to(y.dtype))
+    del hit
+    return y
+
+
+def fused_moe(c, size, provider, mode):
+    tokens, experts = (size, c.E) if c.sweep_dim == "T" else (c.T, size)
+    x = randn(tokens, c.H, dtype=c.dtype)
+    gates = randn(experts, 2 * c.intermediate_dim, c.H, dtype=c.dtype) * 0.02
+    downs = randn(experts, c.H, c.intermediate_dim, dtype=c.dtype) * 0.02
+    chosen, places = experts_of(tokens, experts, c.K)
+    logits, chosen = randn(tokens, experts, grad=False), chosen.to(torch.int32).cuda()
+    weights = torch.softmax(torch.gather(logits, 1, chosen.long()), dim=-1).to(c.dtype).requires_grad_()
+    del logits
+    fused = liger("ops.fused_moe", "LigerFusedMoEFunction")
+    for kernel in vars(importlib.import_module("liger_kernel.ops.fused_moe")).values():
+        if hasattr(kernel, "configs"):
+            kernel.configs = kernel.configs[:1]  # the fastest one takes no other memory, and each takes seconds to compile
+    a = randn(8, 8, dtype=c.dtype)
+    (a @ a).sum().backward()  # the published process ran the plain one before, from which on it has two workspaces of cuBLAS
+    ours = lambda: moe_by_expert(x, gates, downs, chosen, weights, places)
+    return only(mode, (lambda: fused.apply(x, gates, downs, chosen, weights)) if provider == "liger" else ours, torch.randn_like)
+
+
+def megatrons_group():
+    """Megatron's operators ask for the ranks that share a tensor: this process alone."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        parallel_state.initialize_model_parallel()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def megatrons(module, name):
+    return getattr(importlib.import_module(f"megatron.core.{module}"), name)
+
+
+def summed(forward, x=None):
+    """A step whose loss is the sum of its result; without gradients from before, where the published program has none."""
+    def step():
+        if x is not None:
+            x.grad = None
+        y = forward()
+        y.sum().backward()
+    return step
+
+
+def megatron_cross_entropy(c, vocabulary, provider, mode):
+    sharded = hasattr(c, "TP")  # the later programs, which may have shards of the vocabulary
+    x, target = randn(c.S, c.B, vocabulary, dtype=torch.bfloat16), ids(vocabulary, c.S, c.B)
+    if provider == "liger" and sharded:
+        loss = liger("transformers.vocab_parallel_cross_entropy", "LigerVocabParallelCrossEntropy")()
+        group = megatrons_group()
+        forward = lambda: loss(x, target, tp_group=group)
+    elif provider == "liger":
+        loss = liger("transformers.cross_entropy", "LigerCrossEntropyLoss")(reduction="none")
+        forward = lambda: loss(x.reshape(-1, vocabulary), target.reshape(-1)).reshape(c.S, c.B)
+    elif provider == "torch":
+        forward = lambda: F.cross_entropy(x.reshape(-1, vocabulary).float(), target.reshape(-1), reduction="none").reshape(c.S, c.B)
+    elif provider == "megatron-unfused":
+        megatrons_group()
+        unfused = megatrons("tensor_parallel.cross_entropy", "vocab_parallel_cross_entropy")
+        forward = lambda: unfused(x, target)
+    else:
+        group, fused = megatrons_group(), megatrons("fusions.fused_cross_entropy", "fused_vocab_parallel_cross_entropy")
+        forward = lambda: fused(x, target, group)
+    return summed(forward, x if sharded else None)
+
+
+def megatron_rms_norm(c, hidden, provider, mode):
+    if provider == "liger":
+        layer = liger("transformers.rms_norm", "LigerRMSNorm")(hidden, 1e-6, in_place=False)
+    else:
+        layer = nn.RMSNorm(hidden, eps=1e-6)  # which is also what Megatron's wrapper makes
+    layer, x = layer.cuda().to(torch.bfloat16), randn(c.S, c.B, hidden, dtype=torch.bfloat16)
+    return summed(lambda: layer(x))
+
+
+def megatron_swiglu(c, width, provider, mode):
+    if provider == "megatron":
+        swiglu = megatrons("fusions.fused_bias_swiglu", "bias_swiglu_impl")
+        forward = lambda x: swiglu(x, None, False, False)
+    elif provider == "torch":
+        def forward(x):
+            gate, up = torch.chunk(x, 2, -1)
+            return F.silu(gate) * up
+    else:
+        fused = liger("ops.swiglu", "LigerFusedGateUpSiLUMulFunction")
+        forward = lambda x: fused.apply(x.view(-1, x.shape[-1]), provider == "liger_in_place").view(c.S, c.B, -1)
+    x = randn(c.S, c.B, 2 * width, dtype=torch.bfloat16)
+    return summed(lambda: forward(x), x)
+
 
 OPERATORS = {
     "cross_entropy": cross_entropy,
@@ -550,13 +704,18 @@ OPERATORS = {
     "fused_linear_jsd": fused_linear_jsd,
     "fused_linear_orpo_loss": preference("ORPO", odds_ratio),
     "fused_linear_simpo_loss": preference("SimPO", contrast),
+    "fused_moe": fused_moe,
     "fused_neighborhood_attention": fused_neighborhood_attention,
     "geglu": gated_mlp("GEGLU"),
     "group_norm": group_norm,
     "jsd": jsd,
     "kl_div": kl_div,
+    "kto_loss": kto,
     "layer_norm": layer_norm,
     "llama4_rope": llama4_rope,
+    "megatron_cross_entropy": megatron_cross_entropy,
+    "megatron_rms_norm": megatron_rms_norm,
+    "megatron_swiglu": megatron_swiglu,
     "multi_token_attention": multi_token_attention(sparse=False),
     "relu_squared": elementwise(lambda x: torch.square(F.relu(x)), "transformers.relu_squared", "LigerReLUSquared"),
     "rms_norm": rms_norm,

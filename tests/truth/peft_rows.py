@@ -11,6 +11,8 @@ import signal
 import sys
 import traceback
 
+sys.modules["bitsandbytes"] = None  # which peft imports where it is installed, and which takes the GPU, after which no process may fork
+
 import peft
 import torch
 import transformers

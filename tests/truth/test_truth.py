@@ -4,9 +4,9 @@
 
 The tables beside this file have the figures with their sources. The first time it makes .venv-truth with the packages that the
 figures name, next to the torch that is there; the figures of an H100 need another torch, in .venv-truth-h100. Prints each row that is
-off, and of each source the rows, the median, the 90th percentile and the worst error. A series (one program, many sizes) whose rows
-all differ by the same bytes is counted apart: the process that was published held something besides. --rows keeps what was measured
-in a file; what is in it is not measured again. Not part of scripts/test, as it takes hours.
+off with the reason that explained.csv has for it, and of each source the rows, the median, the 90th percentile and the worst error. A
+series (one program, many sizes) whose rows all differ by the same bytes is counted apart: the published process held something besides.
+--rows keeps what was measured in a file; what is in it is not measured again. Not part of scripts/test, as it takes hours.
 """
 import argparse
 import collections
@@ -31,10 +31,12 @@ EQUAL = 1e-4  # per cent: published figures have seven digits
 DIGITS = 2e-6  # of a figure, which its last digit and the first that is missing come to
 PEFT_FITTED = "lora/rank32"  # the row that peft_rows.py has its length of a batch from
 PEFT = ("peft==0.20.0", "accelerate==1.15.0", "psutil==7.1.3")  # the release after the published runs' commit
+MEGATRON = ("megatron-core==0.16.1",)  # the newest release before the published runs
 
 H100 = ("torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "numpy")  # of the run on the GPU
 
 Row = collections.namedtuple("Row", "source device label series published job")
+Explanation = collections.namedtuple("Explanation", "rows whose why")  # of the rows whose names the expression finds
 
 
 def liger_rows():
@@ -116,6 +118,14 @@ def name(row):
     return f"{row.source} {row.device} {row.label}"
 
 
+def explanations():
+    return [Explanation(re.compile(line["rows"]), line["whose"], line["why"]) for line in csv.DictReader((HERE / "explained.csv").open())]
+
+
+def explain(here, known):
+    return next((explanation for explanation in known if explanation.rows.search(here)), None)
+
+
 def differences(rows, found):
     """By name, what each row that ran differs by, in MiB; and the names of those that differ by the same as all of their series."""
     difference, series = {}, collections.defaultdict(list)
@@ -142,22 +152,30 @@ def report(rows, found):
     """Prints the table, and returns what is wrong."""
     difference, same = differences(rows, found)
     errors = {name(row): abs(100 * difference[name(row)] / row.published) for row in rows if name(row) in difference}
+    known, whose, unexplained = explanations(), collections.Counter(), []
     for row in rows:
         here = name(row)
         if here not in errors:
             print(f"{here}: not run: {found.get(here, {'error': 'the program did not come to it'})['error']}")
         elif errors[here] > OFF:
+            explanation = explain(here, known)
             print(f"{here}: published {row.published:g} MiB, here {difference[here]:+.3f} MiB, {errors[here]:.2f} %"
-                  f"{', the same at all sizes' if here in same else ''}")
+                  f"{', the same at all sizes' if here in same else ''}: {explanation.why if explanation else 'not explained'}")
+            whose[explanation.whose if explanation else "not explained"] += 1
+            if not explanation:
+                unexplained.append(here)
     print("\nsource    rows  not run  equal  within 1 %  constant  median %  90th %  worst %")
     for source in [*SOURCES, "all"]:
         these = [name(row) for row in rows if source in (row.source, "all")]
         if ran := [row for row in these if row in errors]:
             constant = sum(errors[row] > OFF and row in same for row in ran)
             print(f"{source:8}{summarize(sorted(map(errors.get, ran)), constant, len(these) - len(ran))}")
+    print("\nrows off by more than 1 %, by what they differ in")
+    for reason, count in whose.most_common():
+        print(f"{count:5}  {reason}")
     if not errors:
         return ["no row ran"]
-    wrong = []
+    wrong = [f"explained.csv does not say why {here} is off" for here in unexplained]
     off = sum(error > OFF and row not in same for row, error in errors.items())
     if off > MOST_ROWS_OFF * len(errors):
         wrong.append(f"{off} of {len(errors)} rows are off by more than {OFF:g} %, and not by a constant")
@@ -182,7 +200,7 @@ def make_venvs(sources):
         subprocess.run([base / "bin/python", "-m", "venv", VENV], check=True)
         folder = next(base.glob("lib/python3.*/site-packages"))
         (VENV / folder.relative_to(base) / "torch.pth").write_text(f"{folder}\n")
-        subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", *PEFT], check=True)
+        subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", *PEFT, *MEGATRON], check=True)
     for release in sorted({row.job["release"] for row in liger_rows()}):
         if not (VENV / "liger" / release).exists():
             subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", VENV / "liger" / release,
