@@ -40,7 +40,9 @@ int64_t bytes_of(const std::vector<WorkValue>& values) {
 
 // As ProcessGroupNCCL of one version of torch or another calls them: "allreduce", "all_reduce"; "_reduce_scatter_base",
 // "reduceScatterSingleImpl"; "_allgather_base", "allGatherSingleImpl".
-bool is_all_reduce(const Communication& call) { return contains_one_of(call.name, {"allreduce", "all_reduce", "allReduce"}); }
+bool is_all_reduce(const Communication& call) {
+  return contains_one_of(call.name, {"allreduce", "all_reduce", "allReduce"});
+}
 
 bool has_own_part(const Communication& call) {
   return contains_one_of(call.name, {"gather", "Gather", "scatter", "Scatter", "all_to_all", "alltoall", "allToAll"});

@@ -85,7 +85,7 @@ std::string_view name_framework(const DeviceHistory& device) {
   return {};
 }
 
-// Of a run that failed, or whose OOMs were caught, the batch did not fit, and tensors of a part of a step tell it less well.
+// Of a run that failed, or whose OOMs were caught, the batch did not fit, and tensors of a part of a step show it less well.
 std::optional<BatchModel> describe_batch(const DeviceHistory& device, const StepModel& step) {
   const bool failed = device.failure || has_caught(device);
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;

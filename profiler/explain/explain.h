@@ -31,7 +31,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs);
 /// request failed those are among them.
 int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked);
 
-/// The cause that `facts` decide, with what only the state of the device tells.
+/// The cause that `facts` decide, with what only the state of the device shows.
 Cause find_cause(const FailureFacts& facts, const MemoryState& state);
 
 /// How well the bytes in use fill the reserved ones.

@@ -63,7 +63,7 @@ struct Fix {
   bool at_least = false;  ///< no whole step was seen: the peak is a lower bound
   std::optional<int64_t> measured_peak_bytes{};
   std::optional<bool> fits{};  ///< measured
-  /// None where nothing tells: a lower bound that is not too much. Of a lower bound only false is ever known.
+  /// None where nothing shows it: a lower bound that is not too much. Of a lower bound only false is ever known.
   std::optional<bool> predicted_fits{};
   /// In a leak, where no fix but the cure is one: about the step that runs out of memory with it.
   std::optional<uint32_t> postpones_to_step{};
@@ -77,7 +77,7 @@ struct BatchModel {
   int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
   int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the failed request
   int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
-  bool inferred = false;      ///< the batch size was not told: it is the size that tensors share
+  bool inferred = false;      ///< the batch size was not given: it is the size that tensors share
 
   bool operator==(const BatchModel&) const = default;
 };

@@ -65,7 +65,7 @@ std::string short_place(const Where& made) {
 // alone made, those of 90 times a batch of 2 ran out (tests/integration/test_batch_line.py).
 int64_t keep_room_for_libraries(int64_t batch, int64_t largest) {
   constexpr int64_t kFar = 2, kKept = 10;  // times the batch; a tenth of what is added
-  constexpr int64_t kFew = 16;             // samples, which tell no more than as many times their number
+  constexpr int64_t kFew = 16;             // samples, which say no more than as many times their number
   if (largest <= kFar * batch) return largest;
   const int64_t kept = largest - (largest - batch + kKept - 1) / kKept;
   return batch < kFew ? std::min(kFew * batch, kept) : kept;
@@ -157,7 +157,7 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
 /// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
-  if (!model.whole || model.has_backward) return {};  // an OOM in forward does not tell that no backward follows
+  if (!model.whole || model.has_backward) return {};  // an OOM in forward does not show that no backward follows
   if (find_backward(model.blocks) != StepAllocation::kNever) return {};
   Allocations blocks = model.blocks;
   const std::set<int64_t> parameter_sizes = list_parameter_sizes(blocks);

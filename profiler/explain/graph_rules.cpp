@@ -38,7 +38,7 @@ class TrainedModules {
     }
   }
 
-  /// The same of an op. Where models have modules of equal names, the nodes that keep their parameters tell them apart, if those of the
+  /// The same of an op. Where models have modules of equal names, the nodes that keep their parameters distinguish them, if those of the
   /// others are of other lines: not every node keeps its parameter.
   Training find(const Where& made) const {
     const Training by_name = find(made.module);

@@ -72,8 +72,8 @@ int64_t median_increment(Levels levels, const std::vector<uint32_t>& steps) {
 
 constexpr size_t kNowhere = ~size_t{0};
 
-/// From where in `run_steps` on the number of blocks keeps rising, kNowhere if that cannot be told. Where the steps that
-/// the trace still tells of show no growth, it may be too slow for them: then it must have begun with the run, as what
+/// From where in `run_steps` on the number of blocks keeps rising, kNowhere if that is not known. Where the steps that
+/// the trace still has show no growth, it may be too slow for them: then it must have begun with the run, as what
 /// began late may be a list that is emptied at times.
 size_t find_beginning(const PlaceCurve& curve, bool grows) {
   const Levels bytes = curve.run_bytes, blocks = curve.run_blocks;
@@ -124,7 +124,7 @@ Growth describe(const Group& group, const StepCurves& curves) {
 
 using Owner = std::tuple<GrowthKind, std::string_view, std::string, std::string_view>;
 
-// One graph is one reason, however many ops made it; tensors are told apart by op, module and line, where layers that are
+// One graph is one reason, however many ops made it; tensors are distinguished by op, module and line, where layers that are
 // alike are one.
 std::vector<Group> group_curves(const StepCurves& curves) {
   Group in_graph;

@@ -17,7 +17,7 @@
 //
 // Shapes of tensors are known once autograd has saved them, sizes always. An op of equal sizes has its operands alive beside its
 // result. So where all that lives beside a result, and beside what later ops made of as many elements, is at most a quarter
-// of it, some op made much of little. Which one is told by the ops; by how many rows, by the sizes of what was there before.
+// of it, some op made much of little. The ops say which one; by how many rows, by the sizes of what was there before.
 
 namespace oomdiag {
 namespace {
@@ -49,7 +49,7 @@ struct Expansion {
   int64_t largest_other_bytes = 0;
   Where failed{};
   /// The op of the step whose result first had as many elements, freed since or not: one of equal sizes would have had its operand
-  /// before. Empty where the step tells nothing.
+  /// before. Empty where the step shows nothing.
   Where first{};
 
   /// Whether all ops that made it are among `makers` or `followers`, the first one among `makers`.

@@ -43,9 +43,9 @@ std::optional<bool> builds_graph(const ReasonFacts& facts) {
   if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
     return true;
   }
-  const bool tells = std::ranges::any_of(
+  const bool is_shown = std::ranges::any_of(
       step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
-  return tells ? std::optional(false) : std::nullopt;
+  return is_shown ? std::optional(false) : std::nullopt;
 }
 
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {

@@ -61,7 +61,7 @@ const Growth* leading_growth(const ReasonFacts& facts);
 /// Whether the program trains, has run backward, or builds a graph.
 bool learns(const ReasonFacts& facts);
 
-/// Whether the step that failed builds a graph; nothing where it has made nothing that would tell.
+/// Whether the step that failed builds a graph; nothing where it has made nothing that would show it.
 std::optional<bool> builds_graph(const ReasonFacts& facts);
 
 /// Whether it was requested in one of `ops`.

@@ -113,7 +113,7 @@ bool accumulates(const ReasonFacts& f) {
   return passes >= kSeveral && passes < std::numeric_limits<int64_t>::max();
 }
 
-/// Where nothing tells whether a loop evaluates.
+/// Where nothing shows whether a loop evaluates.
 std::vector<std::string> lines_for_loop(const std::string& place) {
   return {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
           "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};

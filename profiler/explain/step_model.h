@@ -35,7 +35,7 @@ struct StepModel {
   bool sharded = false;          ///< parameters are shared with other ranks already
 };
 
-/// Whether the program trains: where backward was not seen, what autograd keeps tells.
+/// Whether the program trains: where backward was not seen, what autograd keeps shows it.
 bool trains(const StepModel& model);
 /// … or it is not known, as no complete step was seen.
 bool may_train(const StepModel& model);

@@ -11,7 +11,7 @@
 namespace oomdiag {
 namespace {
 
-/// What must be known of all blocks to tell whether one follows the batch.
+/// What must be known of all blocks to find out whether one follows the batch.
 struct Hints {
   std::set<int64_t> sizes{};  ///< of parameters: what backward makes of this size is for AccumulateGrad
   bool walked = false;        ///< it is known what autograd saves

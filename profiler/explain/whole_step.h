@@ -2,7 +2,7 @@
 
 #include "profiler/replay/history.h"
 
-// An OOM cuts its step short. What the step would have needed is told by the step before, if that one was whole and like it:
+// An OOM cuts its step short. What the step would have needed is that of the step before, if that one was whole and like it:
 //
 //   step 1   ──┬── forward ── backward ── optimizer (makes its state) ──┬
 //   step 2   ──┴── forward … OOM                                         the state lives from the beginning on

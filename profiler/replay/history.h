@@ -252,14 +252,14 @@ struct OutOfMemory {
   int64_t requested_bytes = 0;  ///< rounded to a block
   uint8_t pool = 0;             ///< that was asked
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  int64_t granted_bytes = 0;        ///< where the library recovered: the workspace that the op took in its place, 0 = none
-  bool first_in_op = true;          ///< the op had allocated nothing before
+  int64_t granted_bytes = 0;  ///< where the library recovered: the workspace that the op took in its place, 0 = none
+  bool first_in_op = true;    ///< the op had allocated nothing before
   std::string_view requested_shape{};  ///< of the gradient that the node was making, or empty
-  Where requested_gradient_of{};                ///< the forward op whose output's gradient it was
-  std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
-  std::string_view first_stack{};   ///< calls by which the line of `where` was first reached, or empty
-  std::string_view native_stack{};  ///< C++ calls of the OOM, where they were asked for
-  std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
+  Where requested_gradient_of{};       ///< the forward op whose output's gradient it was
+  std::string_view stack{};            ///< calls that led to the line of `where`, one per line of text, innermost first
+  std::string_view first_stack{};      ///< calls by which the line of `where` was first reached, or empty
+  std::string_view native_stack{};     ///< C++ calls of the OOM, where they were asked for
+  std::string_view group{};            ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;
 };

@@ -683,7 +683,7 @@ TEST_CASE("turns of a loop within one pass are an unrolled sequence, whatever it
 
 TEST_CASE("passes that another function calls than the first ones are no training", "[explain][reasons]") {
   DeviceHistory device = at_oom(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)),
-                                 "/a/net.py:9 in forward\n/a/train.py:40 in draw\n/a/train.py:90 in main");
+                                "/a/net.py:9 in forward\n/a/train.py:40 in draw\n/a/train.py:90 in main");
   device.state.blocks.push_back(parameter("0.weight", true));
   StepAllocation begin = graph_block("0.act", 1_MiB);
   begin.made.op = "aten::gelu";
@@ -767,8 +767,8 @@ TEST_CASE("graphs of a few earlier steps that a list leads to are its", "[explai
 
 TEST_CASE("the last segment of checkpoint_sequential is not checkpointed", "[explain][reasons]") {
   const auto device = at_oom({kept_activation(200_MiB, 5)},
-                              "/a/net.py:9 in forward\nsite-packages/torch/utils/checkpoint.py:790 in "
-                              "checkpoint_sequential\n/a/train.py:90 in main");
+                             "/a/net.py:9 in forward\nsite-packages/torch/utils/checkpoint.py:790 in "
+                             "checkpoint_sequential\n/a/train.py:90 in main");
   CHECK(reason_of(device) == "one_checkpoint");
 }
 
