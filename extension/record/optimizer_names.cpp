@@ -53,8 +53,8 @@ std::vector<PythonRef> OptimizerNames::list_instances(PythonObject type) const {
     std::vector<PythonRef> found{};
   } search{*this, type};
   const auto visit = [](PythonObject object, void* in) {
-    auto& [names, type, found] = *static_cast<Search*>(in);
-    if (names.reader_.is_a(object, type)) found.push_back(PythonRef::borrowed(names.api_, object));
+    auto& [names, base, found] = *static_cast<Search*>(in);
+    if (names.reader_.is_a(object, base)) found.push_back(PythonRef::borrowed(names.api_, object));
     return 1;
   };
   if (api_.visit_objects != nullptr) {

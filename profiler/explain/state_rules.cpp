@@ -62,11 +62,11 @@ std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model) {
   bool any = false;
   for (StepAllocation& block : blocks) {
     if (block.category != Category::gradient || block.is_of_step()) continue;
-    const auto twin = made.find(block.bytes);
-    if (twin == made.end()) continue;
-    block.born = twin->second->born;
-    twin->second->bytes = 0;
-    made.erase(twin);
+    const auto same_size = made.find(block.bytes);
+    if (same_size == made.end()) continue;
+    block.born = same_size->second->born;
+    same_size->second->bytes = 0;
+    made.erase(same_size);
     any = true;
   }
   if (!any) return {};

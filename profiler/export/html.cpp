@@ -77,7 +77,7 @@ std::string page_data(const Report& report, const std::vector<GpuPicture>& gpus)
   Json drawn = Json::array(), categories = Json::array();
   for (const GpuPicture& gpu : gpus) drawn.push_back(to_json(gpu));
   for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
-  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"GPUs\":" + json_text(drawn) +
+  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"gpus\":" + json_text(drawn) +
          ",\"categories\":" + json_text(categories) +
          ",\"text\":" + json_text(Json(to_text(report, {.unicode = true, .all = true}))) + "}";
 }

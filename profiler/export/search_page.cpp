@@ -44,7 +44,7 @@ std::string row_of(const SearchRow& row, int64_t widest, bool has_predicted) {
 }
 
 std::string header_of(const SearchPage& page, std::string_view headline) {
-  return fmt::format("<header{}>\n  <h1>{}</h1>\n  <p id=\"GPU\">{}</p>\n</header>",
+  return fmt::format("<header{}>\n  <h1>{}</h1>\n  <p id=\"gpu\">{}</p>\n</header>",
                      page.found ? "" : " class=\"failed\"", escape_markup(headline), escape_markup(page.program));
 }
 

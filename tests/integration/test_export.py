@@ -81,6 +81,12 @@ class Exports(Runs):
 
     # The page.
 
+    def test_the_page_has_every_element_that_its_script_looks_for(self):
+        folder = pathlib.Path(__file__).resolve().parents[2] / "profiler/export/page"
+        looked_for = set(re.findall(r'(?:one|querySelector|querySelectorAll)\("#([a-z-]+)', (folder / "script.js").read_text()))
+        self.assertLess({"gpu", "fixes", "work-note"}, looked_for)
+        self.assertLessEqual(looked_for, set(re.findall(r'id="([^"]+)"', (folder / "page.html").read_text())))
+
     def page_data(self, page):
         return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))
 

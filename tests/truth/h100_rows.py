@@ -301,15 +301,15 @@ def measure(program, plan):
             "queued_ms": round(1000 * queued / STEPS, 3)}
 
 
-def in_child(program, plan, tell):
-    """Calls `tell` in the child with what was measured, or with {"error": …}."""
+def in_child(program, plan, report):
+    """Calls `report` in the child with what was measured, or with {"error": …}."""
     child = os.fork()
     if child == 0:
         try:
-            told = measure(program, plan)
+            measured = measure(program, plan)
         except Exception as error:  # the others shall run
-            told = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
-        tell(told)
+            measured = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        report(measured)
         sys.stdout.flush()
         sys.exit(0)
     os.waitpid(child, 0)
@@ -326,17 +326,17 @@ def main():
         sys.stdout.flush()
         for program in PROGRAMS:
             for plan in PLANS:
-                in_child(program, plan, lambda told: print(told, file=sys.stderr) if "error" in told else writer.writerow(told))
+                in_child(program, plan, lambda measured: print(measured, file=sys.stderr) if "error" in measured else writer.writerow(measured))
         return
     rows = {}
     for row in json.load(open(sys.argv[1])):
         rows.setdefault((row["program"], row["plan"]), []).append(row)
     for (program, plan), wanted in rows.items():
-        def tell(told):
+        def report(measured):
             for row in wanted:
-                figure = {"error": told["error"]} if "error" in told else {"mib": told[row["figure"]] / MIB}
+                figure = {"error": measured["error"]} if "error" in measured else {"mib": measured[row["figure"]] / MIB}
                 print(json.dumps({"row": row["row"], **figure}), flush=True)
-        in_child(program, plan, tell)
+        in_child(program, plan, report)
 
 
 if __name__ == "__main__":

@@ -752,17 +752,17 @@ def peak(step):
     return statistics.median_low(peaks)
 
 
-def tell(row, **told):
-    print(json.dumps({"row": row["row"], **told}), flush=True)
+def report(row, **answer):
+    print(json.dumps({"row": row["row"], **answer}), flush=True)
 
 
 def run_row(row):
     try:
         step = OPERATORS[row["operator"]](config(row["config"]), row["size"], row["provider"], row["mode"])
-        tell(row, mib=peak(step))
+        report(row, mib=peak(step))
     except Exception as error:  # one row that cannot be run does not end the others
         traceback.print_exc()
-        tell(row, error=f"{type(error).__name__}: {error}".splitlines()[0])
+        report(row, error=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def run_rows(rows, releases):
@@ -784,7 +784,7 @@ def main():
     known = [row for row in rows if row["operator"] in OPERATORS]
     for row in rows:
         if row not in known:
-            tell(row, error="no program of ours for it yet")
+            report(row, error="no program of ours for it yet")
     for _, group in itertools.groupby(known, lambda row: (row["commit"], row["operator"])):
         run_rows(list(group), releases)
 

@@ -85,11 +85,11 @@ def main():
             signal.alarm(LONGEST)
             try:
                 mib, trainable = measure(row)
-                told = {"mib": mib, "trainable": trainable}
+                answer = {"mib": mib, "trainable": trainable}
             except Exception as error:  # one row that cannot be run does not end the others
                 traceback.print_exc()
-                told = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-            print(json.dumps({"row": row["row"], **told}), flush=True)
+                answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            print(json.dumps({"row": row["row"], **answer}), flush=True)
             os._exit(0)
         os.waitpid(child, 0)
 

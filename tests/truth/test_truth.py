@@ -106,9 +106,9 @@ def measure_all(build, rows, file):
         if name(row) not in found:
             groups[row.source, row.device].append(row)
     for (source, device), group in groups.items():
-        def done(told):
-            found[told["row"]] = told
-            print(json.dumps(told), file=keep, flush=True)
+        def done(measured):
+            found[measured["row"]] = measured
+            print(json.dumps(measured), file=keep, flush=True)
         measure(build, source, device, [row.job | {"row": name(row)} for row in group], done)
     keep.close()
     return found

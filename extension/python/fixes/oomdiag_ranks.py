@@ -1,4 +1,4 @@
-"""One rank of a job, alone: what PyTorch is told about ranks that are not there (oomdiag run --world-size 64 --rank 5).
+"""One rank of a job, alone: what PyTorch is given of ranks that are not there (oomdiag run --world-size 64 --rank 5).
 
 They are taken to be like this one. Where that is no answer (an object, a key that only another rank makes), the rank that
 makes it is summoned: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
@@ -11,7 +11,7 @@ NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does besid
   ProcessGroupNCCL        its constructor, which is given a store that knows who is in the group, and makes no communicator by
                           splitting another, which would have to ask all ranks for their colour
   split_group             tells the virtual NCCL who is in the part that the coming ncclCommSplit makes
-  *_object_list           what cannot be known is told as an error at the call
+  *_object_list           what cannot be known is an error at the call
 
 C++ calls the methods of a backend that is written in Python since torch 2.15. Before, it calls only those of a group: there, a
 group with gloo is a LoneGroup, for which distributed_c10d._new_process_group_helper is wrapped.

@@ -413,11 +413,11 @@ function showFixes(device) {
 // The whole GPU at that moment: what PyTorch allocated by category, what it caches, what others hold, what is free.
 function showMemory(device) {
   const rows = Object.entries(device.categories).map(([name, bytes]) => ({ name: word(name), bytes, fill: color(name) }));
-  const gpu = device.card;
-  rows.push({ name: "pending frees (in use on another stream)", bytes: gpu.pending_free_bytes, fill: "var(--pending_free)" },
-            { name: "cached (reserved, not allocated)", bytes: gpu.cached_bytes, fill: "var(--soft)" },
-            { name: "non-PyTorch memory", bytes: gpu.non_pytorch_bytes, fill: "var(--others)" },
-            { name: "free", bytes: gpu.free_bytes, fill: "var(--free)" });
+  const memory = device.card;
+  rows.push({ name: "pending frees (in use on another stream)", bytes: memory.pending_free_bytes, fill: "var(--pending_free)" },
+            { name: "cached (reserved, not allocated)", bytes: memory.cached_bytes, fill: "var(--soft)" },
+            { name: "non-PyTorch memory", bytes: memory.non_pytorch_bytes, fill: "var(--others)" },
+            { name: "free", bytes: memory.free_bytes, fill: "var(--free)" });
   const shown = rows.filter(row => row.bytes !== 0), most = d3.max(shown, row => row.bytes);
   one("#memory-title").textContent = device.failure ? "GPU memory at the failure" : "GPU memory at the peak";
   fill(one("#memory"), [

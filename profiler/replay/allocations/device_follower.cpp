@@ -157,7 +157,7 @@ void DeviceFollower::note_kept(const Event& event) {
   if (allocated != 0 && allocated < event.sequence) note(event, 0);
 }
 
-// A block that no event told of has an allocation that says nothing but the names that its address is given.
+// A block of which no event was recorded has an allocation that says nothing but the names that its address is given.
 void DeviceFollower::adopt(const std::vector<Event>& layout, uint64_t index) {
   blocks_.adopt(layout, device_);
   drop_ended(index);
@@ -228,8 +228,8 @@ void DeviceFollower::detach(uint32_t id) {
 
 // Where nothing tells what was called, each allocation is a call, with the frees that follow it.
 uint32_t DeviceFollower::call_of(const Event& event) {
-  const bool told = pass_.trace.marks_of(event.context) != 0;
-  const bool same = event.context == call_.context && (told || event.kind != EventKind::alloc);
+  const bool has_marks = pass_.trace.marks_of(event.context) != 0;
+  const bool same = event.context == call_.context && (has_marks || event.kind != EventKind::alloc);
   call_.context = event.context;
   return same ? call_.serial : ++call_.serial;
 }

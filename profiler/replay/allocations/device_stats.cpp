@@ -61,7 +61,7 @@ void DeviceStats::check_stats(const Event& event) {
   note_error(sane_bytes(event.address) - blocks_.reserved_bytes());
 }
 
-// The allocator told nothing of its blocks: what it counted itself is all there is.
+// The allocator reported nothing of its blocks: what it counted itself is all there is.
 void DeviceStats::take_totals(const Event& event) {
   result_.used = true;
   history().peak.allocated_bytes = sane_bytes(event.node_sequence);
@@ -76,11 +76,11 @@ void DeviceStats::read_device_memory(const Event& event, uint64_t index) {
 }
 
 bool DeviceStats::check_layout(std::span<const Event> layout) {
-  Blocks told(parse_allocator_settings(trace_.process.allocator_settings));
-  told.adopt(layout, device_);
-  const int64_t difference = told.allocated_bytes() - blocks_.allocated_bytes();
+  Blocks reported(parse_allocator_settings(trace_.process.allocator_settings));
+  reported.adopt(layout, device_);
+  const int64_t difference = reported.allocated_bytes() - blocks_.allocated_bytes();
   note_error(difference);
-  const bool same_reserved = history().reserved_known && told.reserved_bytes() == blocks_.reserved_bytes();
+  const bool same_reserved = history().reserved_known && reported.reserved_bytes() == blocks_.reserved_bytes();
   history().reserved_known = true;
   return difference == 0 && same_reserved;
 }

@@ -33,7 +33,7 @@ class DeviceStats {
   void read_device_memory(const Event& event, uint64_t index);
   /// A driver_…, gpu_step or gpu_process event, or one of a new segment.
   void note_outside(uint64_t index) { result_.outside_events.push_back(index); }
-  /// The blocks are those that the GPU held when recording began, or went on, as a layout told whose last event is `index`.
+  /// The blocks are those that the GPU held when recording began, or went on, as a layout had them whose last event is `index`.
   /// True: they made the peak.
   bool note_initial_layout(uint64_t index, const Phases& phases);
   /// A run of segment_state and block_state events, perhaps of several devices. False: the blocks are not as it says.

@@ -5,7 +5,7 @@
 #include "profiler/replay/allocator/layout.h"
 
 // What a DeviceFollower keeps while it follows the events: the live set at the failure, or at the highest point so far, and
-// the steps of which one will be told block by block.
+// the steps of which one will be described block by block.
 
 namespace oomdiag {
 

@@ -13,7 +13,7 @@
 namespace oomdiag {
 
 /// Follows how many bytes of each place of the program live, and samples them where steps end, so that growth from step to
-/// step can be told (explain/growth.h). A place is a context of the trace. Of long runs kMaxSamples evenly spread ones
+/// step can be known (explain/growth.h). A place is a context of the trace. Of long runs kMaxSamples evenly spread ones
 /// are kept. Time: constant per event, and the number of places per sample.
 class GrowthSamples {
  public:

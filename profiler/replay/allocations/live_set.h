@@ -52,7 +52,7 @@ class LiveSetSavingNodes {
   uint32_t traversal_ = 0;  ///< that tells; 0: none yet
   bool may_infer_ = false;
   std::shared_ptr<const SavedAllocations> alike_;
-  uint64_t alike_began_ = kNoEvent;  ///< younger blocks may be told by alike_
+  uint64_t alike_began_ = kNoEvent;  ///< younger blocks may be found by alike_
   std::map<uint32_t, std::vector<SavingNode>> kept_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace oomdiag {
 
-/// Whether DeviceHistory::complete can be told of `device`: the step before the failing one is there as a whole.
+/// Whether DeviceHistory::complete is known of `device`: the step before the failing one is there as a whole.
 bool has_complete_step(const Trace& trace, const TracePrescan& prescan, const FollowedDevice& device);
 
 /// Describes the allocations of a step of `device`. With them the peak can be computed that the step

@@ -3,7 +3,7 @@
 
 #include "profiler/replay/allocator/blocks.h"
 
-// The layout that the allocator itself told at an OOM replaces the replayed one. In a whole trace the two are the same; in
+// The layout that the allocator itself reported at an OOM replaces the replayed one. In a whole trace the two are the same; in
 // one that begins in the middle this is where sizes, holes and reserved bytes become exact.
 
 namespace oomdiag {

@@ -20,7 +20,7 @@
 // Blocks in segments that were never seen (a trace that begins in the middle) are `unplaced`: rounded, never merged.
 //
 // The layout at the peak is asked for, and that a moment was the peak is known only at the end. A copy of all blocks at each
-// higher point would cost more than the replay (a step has hundreds of them). So the blocks of the newest mark are told by
+// higher point would cost more than the replay (a step has hundreds of them). So the blocks of the newest mark are known by
 // what has changed since: each block that changes is copied once, as it was, and given back by marked().
 
 namespace oomdiag {

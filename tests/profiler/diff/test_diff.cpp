@@ -14,7 +14,7 @@ Report report_with(std::vector<OwnedBytes> lines, int64_t allocated = 8_GiB) {
   ReportOfDevice& gpu = report.devices.emplace_back();
   gpu.peak.allocated_bytes = allocated;
   gpu.peak.reserved_bytes = allocated;
-  gpu.gpu.allocated_bytes = allocated;
+  gpu.memory.allocated_bytes = allocated;
   gpu.allocated_by.line = std::move(lines);
   return report;
 }

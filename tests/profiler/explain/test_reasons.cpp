@@ -36,7 +36,7 @@ constexpr std::string_view kValidates = "/a/net.py:9 in forward\n/a/train.py:68 
 
 }  // namespace
 
-TEST_CASE("evaluation that keeps graphs is told by the function that failed", "[explain][reasons]") {
+TEST_CASE("evaluation that keeps graphs is recognized by the function that failed", "[explain][reasons]") {
   const DeviceHistory device = at_oom({kept_activation(100_MiB, 5), kept_activation(100_MiB, 5)}, kValidates);
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
@@ -265,7 +265,7 @@ TEST_CASE("a request is explained by the op and by the rows of its inputs", "[ex
   CHECK(reason_of(device) == "large_result");  // nothing more special
 }
 
-TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[explain][reasons]") {
+TEST_CASE("pairs are recognized by the sizes of what lives beside a large result", "[explain][reasons]") {
   const LiveBlock boxes{.bytes = 2_MiB,
                         .requested_bytes = int64_t{120000} * 4 * 4,
                         .category = Category::input,
@@ -332,7 +332,7 @@ TEST_CASE("equal copies of one line that nothing has used yet are data, those of
   CHECK(reason_of(at_oom(blocks)) != "data_on_gpu");
 }
 
-TEST_CASE("dense matrices and enlarged images are told by their ops", "[explain][reasons]") {
+TEST_CASE("dense matrices and enlarged images are recognized by their ops", "[explain][reasons]") {
   DeviceHistory device = at_oom({{.bytes = 200_MiB, .category = Category::input, .made = {.op = "aten::to_dense"}}});
   CHECK(reason_of(device) == "dense_matrix");
   const LiveBlock image{.bytes = 200_MiB,
@@ -623,7 +623,7 @@ TEST_CASE("a batch goes through a model without gradients in an evaluation, too"
         "the whole batch goes through the model at once, without gradients: 600.00 MiB at layer '1' (test.py:3)");
 }
 
-TEST_CASE("attention without a fused kernel is told by square results of its ops", "[explain][reasons]") {
+TEST_CASE("attention without a fused kernel is recognized by square results of its ops", "[explain][reasons]") {
   const LiveBlock scores{.bytes = 128_MiB,
                          .category = Category::activation,
                          .made = {.op = "aten::softmax", .source = "attention.py:7"},

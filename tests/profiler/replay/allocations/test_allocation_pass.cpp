@@ -40,7 +40,7 @@ TEST_CASE("a block is the same in the moment and in the step: the rules exist on
   }
 }
 
-TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
+TEST_CASE("after an OOM the step before it is known as a whole", "[replay]") {
   EventBuilder trace({.gpu_bytes = 700_MiB});
   const SmallTraining training;
   training.setup(trace);
