@@ -94,7 +94,7 @@ Links links_of(const DeviceRates& rates, std::string_view links, int64_t ranks_p
 std::optional<double> communication_ns(const Communication& call, const Links& links) {
   if (call.ranks < 2) return 0;
   const int64_t hosts = hosts_of(call, links);
-  double rate = static_cast<double>(links.host_bytes);
+  auto rate = static_cast<double>(links.host_bytes);
   if (hosts == 1 && is_all_reduce(call) && links.reduces_in_switch) rate *= kOfNvlinkSharp / kOfNvlink;
   if (hosts > 1) {  // all ranks of the group that share a host send over their own network GPUs
     const auto beside = static_cast<double>(std::max<int64_t>(1, links.ranks_per_host / call.stride));

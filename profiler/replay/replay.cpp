@@ -33,6 +33,7 @@ void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& oo
     const bool native = (event.flags & kNativeStack) != 0;
     (native ? oom.native_stack : oom.stack) = trace.name(event.detail);
   }
+  if (oom.where.source.empty()) return;  // what has no line has calls of C++ at most
   if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.first_stack = found->second;
   if (oom.stack.empty()) oom.stack = oom.first_stack;
 }
