@@ -28,7 +28,7 @@ void note_host_and_gpu(Note& note, Runs runs) {
     note.figure("gpu." + phase + "_bytes", on_gpu);
     if (ran) note.figure("host." + phase + "_bytes", on_host);
   }
-  note.table("peak of tensors by phase", {"gpu", "host"}, rows);
+  note.table("peak of tensors by phase", {"GPU", "host"}, rows);
   const ReportOfDevice& device = gpu_of(gpu);
   note.say(
       fmt::format("The GPU has {}. Before the first tensor {} of it are gone to the CUDA context, which the host does "
