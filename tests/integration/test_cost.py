@@ -138,7 +138,6 @@ class Quick(Base):
         weights = 4 * 4 * (512 * 1024 + 1024 + 1024 * 512 + 512)  # bytes of the four blocks of rank_programs.py
         for name, link_bytes in ("ddp", 2 * 3 / 4 * weights), ("fsdp2", 3 * 3 / 4 * weights):
             with self.subTest(name):
-                shutil.rmtree(self.folder, ignore_errors=True)
                 self.run_program(HERE / "rank_programs.py", name, options=("--meter", "--world-size", "4", "--rank", "1"))
                 work = self.report()["work"]
                 self.assertEqual(work["link_bytes"], link_bytes)
