@@ -7,6 +7,7 @@
 #include "cli/experiments/fit_plan.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/report/work.h"
 
 namespace oomdiag {
 namespace {
@@ -25,10 +26,7 @@ std::string outcome_of(const Plan& plan) {
   return plan.why.empty() ? plan.outcome : "failed: " + plan.why;
 }
 
-/// Milliseconds; empty where they are not known.
-std::string step_text(const Plan& plan) {
-  return plan.step_ns ? fmt::format("{:.0f}", static_cast<double>(*plan.step_ns) * 1e-6) : "";
-}
+std::string step_text(const Plan& plan) { return plan.step_ns ? milliseconds_text(plan.step_ns) : ""; }
 
 std::string speed_text(const Plan& plan) {
   const auto speed = plan.flops_per_second();

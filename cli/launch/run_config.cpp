@@ -92,12 +92,7 @@ void write_run_config(const RunConfig& config, const std::filesystem::path& fold
 }
 
 RunConfig read_run_config(const std::filesystem::path& folder) {
-  std::filesystem::path file = folder / kRunConfigFile;
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored) && folder.filename().string().starts_with(kRankFolder)) {
-    file = folder.parent_path() / kRunConfigFile;
-  }
-  std::ifstream stream(file);
+  std::ifstream stream(run_config_file(folder));
   const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   try {
     if (json.is_object() && json.at("schema") == kSchema) {

@@ -121,6 +121,13 @@ Leftovers look_into(const fs::path& folder) {
   return left;
 }
 
+fs::path run_config_file(const fs::path& folder) {
+  const fs::path file = folder / kRunConfigFile;
+  std::error_code ignored;
+  const bool is_of_rank = folder.filename().string().starts_with(kRankFolder);
+  return is_of_rank && !fs::exists(file, ignored) ? folder.parent_path() / kRunConfigFile : file;
+}
+
 bool is_run_file(std::string_view name) {
   constexpr std::string_view kPart = ".part";  // see write_whole()
   if (name.ends_with(kPart)) name.remove_suffix(kPart.size());

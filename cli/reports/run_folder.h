@@ -46,6 +46,9 @@ bool is_run_file(std::string_view name);
 /// In a run folder each rank has its own: this, its number, and perhaps a dash and a process id.
 inline constexpr std::string_view kRankFolder = "rank-";
 
+/// How a run was started (kRunConfigFile): that of its folder, and of the folder of a rank that lies beside it. Need not be there.
+std::filesystem::path run_config_file(const std::filesystem::path& folder);
+
 /// In a run folder, while a run lasts: files that ranks share (extension/virtual_device/nccl/unique_id.h).
 inline constexpr std::string_view kSharedFolder = "ranks";
 

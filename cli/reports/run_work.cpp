@@ -30,10 +30,7 @@ std::string gpu_of(const Report& report) {
 
 /// The device file that the run used for the device that its report is about, as run.json has it; empty for a real GPU.
 std::filesystem::path device_file_of(const std::filesystem::path& trace, const Report& report) {
-  std::filesystem::path folder = trace.parent_path();
-  std::error_code ignored;
-  if (!std::filesystem::exists(folder / kRunConfigFile, ignored)) folder = folder.parent_path();  // of a rank
-  std::ifstream stream(folder / kRunConfigFile);
+  std::ifstream stream(run_config_file(trace.parent_path()));
   const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("device") || !json["device"].is_string()) return {};
   const ReportOfDevice* const device = main_device_of(report);
@@ -51,9 +48,9 @@ std::optional<DeviceRates> rates_of_run(const std::filesystem::path& trace, cons
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
 
 /// A collective computes nothing and starts one kernel; its time is that of its links.
-std::string csv_row(const MeteredRun& run, const MeteredOperator& metered, const Communication& call,
-                    const Trace& trace, const std::optional<DeviceRates>& rates) {
-  const auto ns = rates ? communication_ns(call, links_of(*rates, run.links, run.ranks_per_host)) : std::nullopt;
+std::string csv_row(const MeteredOperator& metered, const Communication& call, const Trace& trace,
+                    const std::optional<Links>& links) {
+  const auto ns = links ? communication_ns(call, *links) : std::nullopt;
   return fmt::format("{},{},\"{}\",{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{}\n", metered.step, metered.phase,
                      trace.name(metered.module), metered.name, metered.count, call.bytes_on_links(),
                      ns ? nanoseconds(*ns) : "");
@@ -119,9 +116,10 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
       "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
       "compute_ns,memory_ns,"
       "bus_ns,channel_ns,modelled_ns\n";
+  const auto links = rates ? std::optional(links_of(*rates, run->links, run->ranks_per_host)) : std::nullopt;
   for (const MeteredOperator& metered : run->operators) {
     const auto call = communication_of(metered);
-    text += call ? csv_row(*run, metered, *call, trace, rates) : csv_row(metered, trace, rates);
+    text += call ? csv_row(metered, *call, trace, links) : csv_row(metered, trace, rates);
   }
   return text;
 }

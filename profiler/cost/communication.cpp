@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <initializer_list>
+
+#include "profiler/one_of.h"
 
 namespace oomdiag {
 namespace {
@@ -25,12 +26,6 @@ constexpr int64_t kEthernetOfHost = 12'500'000'000;  // 100 Gb/s for all GPUs of
 // prints for small messages (20 to 40 us), not fitted.
 constexpr double kStartNs = 20'000;
 constexpr double kStepBetweenHostsNs = 10'000;
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
-bool contains_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
-  return std::ranges::any_of(names, [&](std::string_view one) { return contains(name, one); });
-}
 
 int64_t bytes_of(const std::vector<WorkValue>& values) {
   int64_t bytes = 0;

@@ -12,15 +12,15 @@
 #include "profiler/explain/fix_rules.h"
 
 // Checkpointing of modules (torch.utils.checkpoint, not reentrant). What a module saves for itself is freed in forward and
-// made again when backward comes to the module:
+// recomputed when backward comes to the module:
 //
 //   as it is       ──┬── forward ───────────────────────────── backward of m ──┬──
 //                    └ saved ──────────────────────────────────────────────────┘
 //   checkpointed   ──┬┬─ forward ──────────────────────────┬── backward of m ──┬──
-//                    └┘ freed at once                      └ made again ───────┘
+//                    └┘ freed at once                      └ recomputed ───────┘
 //
 // What another module saves too is the border between them: it stays up to there, as the backward of all who take it comes
-// before that of m, and is made again for m itself.
+// before that of m, and is recomputed for m itself.
 
 namespace oomdiag {
 namespace {
@@ -134,7 +134,7 @@ Segments find_segments(const Allocations& blocks, size_t levels) {
 // segment is gone by then:
 //
 //   made     a | segment 1 | b | segment 2 | c      forward_end
-//   lives    to 4            to 2            to 0   plus this; segments 2 and 1 are made again at 0 and at 2
+//   lives    to 4            to 2            to 0   plus this; segments 2 and 1 are recomputed at 0 and at 2
 void begin_backward(Allocations& blocks, Segments& segments, uint32_t forward_end) {
   std::vector<Segment*> in_order;
   for (auto& [path, segment] : segments) in_order.push_back(&segment);
@@ -150,7 +150,7 @@ void begin_backward(Allocations& blocks, Segments& segments, uint32_t forward_en
   }
 }
 
-// `ends_known`: where what is made again goes. Where backward was cut short this is not known, and it is left out.
+// `ends_known`: where what is recomputed goes. Where backward was cut short this is not known, and it is left out.
 Allocations checkpoint(Allocations blocks, const Segments& segments, const FindSegment& segment_of, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
   Allocations again;

@@ -286,11 +286,11 @@ Found find_kept_tensors(const ReasonFacts& facts) {
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.
 Found find_kept_traceback(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || !has(growth->referrer, kFrameOfTraceback)) return {};
+  if (growth == nullptr || !contains(growth->referrer, kFrameOfTraceback)) return {};
   const size_t begin = growth->referrer.find(kFrameOfTraceback) + kFrameOfTraceback.size();
   const std::string_view name = growth->referrer.substr(begin, growth->referrer.rfind(kKeepsFrame) - begin);
   int64_t bytes = 0;
-  for (const Growth& one : facts.growths) bytes += has(one.referrer, kFrameOfTraceback) ? one.grown_bytes : 0;
+  for (const Growth& one : facts.growths) bytes += contains(one.referrer, kFrameOfTraceback) ? one.grown_bytes : 0;
   return Reason{
       .id = {},
       .text = fmt::format("exceptions are kept in {}: the traceback of each keeps the frames of its calls, and {} "
@@ -307,7 +307,7 @@ Found find_output_on_context(const ReasonFacts& facts) {
   if (growth == nullptr || growth->places.empty() || growth->is_referred()) return {};
   int64_t all = 0, of_function = 0;
   const std::string_view name = growth->held.op;
-  const bool is_function = !name.empty() && !has(name, "::") && growth->held.node.empty();
+  const bool is_function = !name.empty() && !contains(name, "::") && growth->held.node.empty();
   for (const Growth& one : facts.growths) {
     all += one.bytes_per_step;
     of_function += one.held.op == name ? one.bytes_per_step : 0;

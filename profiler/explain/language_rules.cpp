@@ -89,7 +89,7 @@ std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
-/// The loss over an eighth of the rows at a time, each made again in backward: logits, probabilities and their gradients take
+/// The loss over an eighth of the rows at a time, each recomputed in backward: logits, probabilities and their gradients take
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
 std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;

@@ -17,7 +17,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kTellingSize = 1 << 20;  ///< smaller tensors are of usual sizes
+constexpr int64_t kDistinctBytes = 1 << 20;  ///< smaller tensors are of usual sizes
 
 /// What torch.load makes, it makes without an op: such a tensor of a weight's size is a weight or a moment of a file.
 bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights) {
@@ -29,7 +29,8 @@ bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights
 Share find_tensors_of_files(const ReasonFacts& facts) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   return sum_blocks(facts, [&](const LiveBlock& block) {
-    return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
+    return contains(block.made.inner_source, "torch/serialization") ||
+           contains(block.made.source, "serialization.py") ||
            (block.made.op.empty() && block.phase == Phase::setup &&
             is_one_of(name_of(block.category), {"unknown", "output"})) ||
            is_copy_of_weights(block, weights);
@@ -68,7 +69,7 @@ Share find_clones(const ReasonFacts& facts) {
   std::map<std::string_view, std::map<int64_t, Share>> clones;
   std::map<int64_t, int64_t> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.pending_free || block.requested_bytes < kTellingSize) continue;
+    if (block.pending_free || block.requested_bytes < kDistinctBytes) continue;
     ++sizes[block.requested_bytes];
     const bool is_clone = block.made.op == "aten::clone" && block.made.module.empty() && block.made.node.empty();
     if (is_clone && !block.made.source.empty()) clones[block.made.source][block.requested_bytes].add(block);
@@ -136,8 +137,8 @@ bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
 
 /// Names a cache of function results, where a variable leads to these models by one.
 std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
-  const bool is_cached = std::ranges::any_of(facts.device.referrers,
-                                             [](const Referrer& one) { return has(one.variable, kCacheOfResults); });
+  const bool is_cached = std::ranges::any_of(
+      facts.device.referrers, [](const Referrer& one) { return contains(one.variable, kCacheOfResults); });
   std::vector<std::string> lines{otherwise};
   if (is_cached)
     lines.insert(lines.begin(),

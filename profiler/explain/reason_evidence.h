@@ -7,12 +7,11 @@
 #include <string_view>
 
 #include "profiler/explain/reasons.h"
+#include "profiler/one_of.h"
 
 // What several rows of kReasons look at.
 
 namespace oomdiag {
-
-inline bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 /// " at train.py:31", or empty.
 std::string at(const Where& where);

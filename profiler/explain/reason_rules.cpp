@@ -75,7 +75,7 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};
   const Share saved = sum_category(facts, Category::activation);
-  const bool is_of_segments = failed->phase == Phase::forward && has(failed->stack, "checkpoint_sequential");
+  const bool is_of_segments = failed->phase == Phase::forward && contains(failed->stack, "checkpoint_sequential");
   if (is_of_segments && is_large(facts, saved.bytes, 0.5)) {
     return Reason{.id = {},
                   .text = fmt::format("checkpoint_sequential does not checkpoint its last segment, which holds {}: too "

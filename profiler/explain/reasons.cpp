@@ -101,7 +101,7 @@ auto find_evaluation(const std::vector<StackCall>& calls) {
 auto find_other_caller(const std::vector<StackCall>& calls, std::string_view first_stack) {
   const std::vector<StackCall> first = parse_stack(first_stack);
   return std::ranges::find_if(calls, [&](const StackCall& one) {
-    const bool is_named = !one.function.empty() && !first.empty() && !has(one.place, "site-packages");
+    const bool is_named = !one.function.empty() && !first.empty() && !contains(one.place, "site-packages");
     return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
   });
 }
@@ -161,10 +161,7 @@ Found keeps_several_passes(const ReasonFacts& f) {
                 .fix = "backward_of_each_pass"};
 }
 
-bool is_recurrent(const Where& where) {
-  const auto has = [&](std::string_view word) { return where.op.find(word) != where.op.npos; };
-  return has("lstm") || has("gru") || has("rnn");
-}
+bool is_recurrent(const Where& where) { return contains_one_of(where.op, {"lstm", "gru", "rnn"}); }
 
 // A loop within one forward pass: a cell of a recurrent layer that runs once for each position, or any layers that do. The whole model
 // that runs several times is another matter.
@@ -173,7 +170,7 @@ Found unrolls_sequence(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
   const bool has_cell = std::ranges::any_of(f.device.state.blocks, [](const LiveBlock& block) {
-    return block.category == Category::activation && has(block.made.op, "_cell") && is_recurrent(block.made);
+    return block.category == Category::activation && contains(block.made.op, "_cell") && is_recurrent(block.made);
   });
   if (failure.phase == Phase::optimizer || (!has_cell && kept.count * kTurnsPerPass > kept.turns)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);

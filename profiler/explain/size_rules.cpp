@@ -18,7 +18,7 @@ namespace {
 /// Labels of 8 bytes of which zeros of 4 bytes have so many for each: masks that scatter_() fills.
 bool is_masks_of(int64_t zeros_bytes, const LiveBlock& labels) {
   constexpr int64_t kFewClasses = 3, kManyClasses = 100'000;
-  const bool is_label = labels.category == Category::input && (labels.shape.empty() || has(labels.shape, "int64"));
+  const bool is_label = labels.category == Category::input && (labels.shape.empty() || contains(labels.shape, "int64"));
   if (!is_label || labels.requested_bytes < 1024 || 2 * zeros_bytes % labels.requested_bytes != 0) return false;
   const int64_t classes = 2 * zeros_bytes / labels.requested_bytes;
   return classes >= kFewClasses && classes <= kManyClasses;
@@ -185,7 +185,7 @@ Found find_not_under_autocast(const ReasonFacts& facts) {
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
 Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || failed->where.module.empty() || has(failed->stack, "checkpoint")) return {};
+  if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "checkpoint")) return {};
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
   const std::optional<bool> graph = builds_graph(facts);
   if (graph.value_or(has_trained)) return {};

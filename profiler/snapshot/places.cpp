@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 
+#include "profiler/one_of.h"
 #include "profiler/replay/evidence/stack_rules.h"
 #include "profiler/replay/steps/prescan.h"
 #include "profiler/trace/mix.h"
@@ -15,8 +16,6 @@ namespace {
 
 constexpr const char* kBackward = "backward";  ///< in place of a node's name
 constexpr size_t kMaxCalls = 256;              ///< of a stack
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 /// Windows' paths as those of other systems.
 std::string with_slashes(std::string_view file) {

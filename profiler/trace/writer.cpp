@@ -166,7 +166,7 @@ bool TraceWriter::fail_unless_enough(DiskSpace space) noexcept {
   return false;
 }
 
-// A page that is written back by the kernel is one that a store needs space for. So whoever stores has looked a moment
+// A page that is written back by the kernel is one that a store needs space for. So the thread that stores has looked a moment
 // ago, and on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any
 // thread: not even why.
 bool TraceWriter::look_at_disk() noexcept {

@@ -14,7 +14,7 @@ NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does besid
   *_object_list           what cannot be known is an error at the call
 
 C++ calls the methods of a backend that is written in Python since torch 2.15. Before, it calls only those of a group: there, a
-group with gloo is a LoneGroup, for which distributed_c10d._new_process_group_helper is wrapped.
+group with gloo is a SingleGroup, for which distributed_c10d._new_process_group_helper is wrapped.
 
 Symmetric memory of a group is mapped by each of its ranks, so all of them are summoned for it.
 """
@@ -38,10 +38,6 @@ _last_works = collections.deque(maxlen=64)  # C++ of torch 2.6 keeps no hold of 
 
 class SingleRankError(RuntimeError):
     """This rank runs alone and needs what only another one knows."""
-
-
-def is_lone():
-    return "OOMDIAG_RANK_JOB" in os.environ
 
 
 def end_with_owner():
@@ -340,7 +336,7 @@ def _make_backend(torch, dist, Backend):
     Gloo = dist.ProcessGroupGloo
 
     class PlainBackend:
-        """In the place of a Backend that Python cannot derive from: LoneGroup leads to it."""
+        """In the place of a Backend that Python cannot derive from: SingleGroup leads to it."""
 
         def __init__(self, rank, size):
             self.rank, self.size = (lambda: rank), (lambda: size)
@@ -543,13 +539,13 @@ def _make_group(torch, dist, SingleBackend):
     from torch._C._distributed_c10d import FakeProcessGroup
     Kind = dist.ProcessGroup.BackendType
 
-    class LoneGroup(dist.ProcessGroup):
+    class SingleGroup(dist.ProcessGroup):
         """A group whose gloo is a SingleBackend. Python and C++ call its collectives here; those of other backends are led to
         a group of PyTorch that has only these. C++ asks for a backend of each device, and gets PyTorch's own fake."""
 
         def __init__(self, store, rank, size):
             super().__init__(rank, size)  # with a store it would be a group of C++, which calls nothing here
-            self._lone = {}
+            self._single = {}
             self._others = dist.ProcessGroup(store, rank, size)
             self._kinds, self._fake = {}, None
 
@@ -563,7 +559,7 @@ def _make_group(torch, dist, SingleBackend):
             kind = Kind.CUSTOM if kind == Kind.GLOO else kind
             self._kinds[device.type] = kind
             if isinstance(backend, SingleBackend):
-                self._lone[device.type] = backend
+                self._single[device.type] = backend
                 if self._fake is None:  # one for all devices, as the backend is
                     self._fake = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(self.rank(), self.size())
                 backend = self._fake
@@ -574,7 +570,7 @@ def _make_group(torch, dist, SingleBackend):
             super()._register_backend(device, kind, backend)
 
         def _get_backend(self, device):
-            return self._lone.get(torch.device(device).type) or super()._get_backend(device)
+            return self._single.get(torch.device(device).type) or super()._get_backend(device)
 
         def monitored_barrier(self, *arguments, **options):
             pass
@@ -584,13 +580,13 @@ def _make_group(torch, dist, SingleBackend):
             split = self._others.split_group(ranks, *arguments, **options)
             if split is None:
                 return None
-            part = LoneGroup(split.get_group_store(), split.rank(), split.size())
+            part = SingleGroup(split.get_group_store(), split.rank(), split.size())
             part.bound_device_id = self.bound_device_id
             for device, kind in self._kinds.items():
-                lone = self._lone.get(device)
-                backend = lone.split(None, ranks, None) if lone else split._get_backend(torch.device(device))
+                single = self._single.get(device)
+                backend = single.split(None, ranks, None) if single else split._get_backend(torch.device(device))
                 part._register_backend(torch.device(device), kind, backend)
-                if not lone:
+                if not single:
                     part._set_default_backend(kind)
             part._set_group_name(split.group_name)
             part._set_group_desc(split.group_desc)
@@ -602,50 +598,50 @@ def _make_group(torch, dist, SingleBackend):
 
         def call(group, *arguments, **options):
             tensor = _first_tensor(torch, (*arguments, *options.values()))
-            backend = group._lone.get(tensor.device.type) if tensor is not None else None
+            backend = group._single.get(tensor.device.type) if tensor is not None else None
             if backend is None:
                 return getattr(group._others, name)(*arguments, **options)
             is_short_form = own_name not in _SINGLE_TENSORS and any(isinstance(one, torch.Tensor) for one in arguments)
             if options or is_short_form or len(arguments) != count:  # C++ makes the whole form of it, and calls that
-                return getattr(super(LoneGroup, group), name)(*arguments, **options)
+                return getattr(super(SingleGroup, group), name)(*arguments, **options)
             return own(backend, *arguments)
 
-        setattr(LoneGroup, name, call)
+        setattr(SingleGroup, name, call)
 
     for own_name in ("broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "allgather_coalesced", "gather",
                      "scatter", "reduce_scatter", "alltoall", "send", "recv", *_NAMES_BEFORE_2_15):
         for name in (own_name, _NAMES_BEFORE_2_15.get(own_name, own_name)):
             if hasattr(dist.ProcessGroup, name):
                 lead(name, own_name)
-    return LoneGroup
+    return SingleGroup
 
 
-def _make_groups_lone(torch, dist, SingleBackend):
+def _make_groups_single(torch, dist, SingleBackend):
     """Where C++ calls no backend that is written in Python."""
     c10d = dist.distributed_c10d
-    LoneGroup = _make_group(torch, dist, SingleBackend)
+    SingleGroup = _make_group(torch, dist, SingleBackend)
     make, Group = c10d._new_process_group_helper, dist.ProcessGroup
 
     @functools.wraps(make)
-    def make_lone(size, rank, ranks, backend, store, name, *arguments, **options):
+    def make_single(size, rank, ranks, backend, store, name, *arguments, **options):
         if dist.Backend.GLOO in c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map().values():
-            c10d.ProcessGroup = LoneGroup
+            c10d.ProcessGroup = SingleGroup
         try:
             group, store = make(size, rank, ranks, backend, store, name, *arguments, **options)
         finally:
             c10d.ProcessGroup = Group
-        for lone in getattr(group, "_lone", {}).values():  # as torch does from 2.8 on
-            lone.options.group_name, lone.options.global_ranks_in_group = name, ranks
+        for single in getattr(group, "_single", {}).values():  # as torch does from 2.8 on
+            single.options.group_name, single.options.global_ranks_in_group = name, ranks
         return group, store
 
-    c10d._new_process_group_helper = make_lone
+    c10d._new_process_group_helper = make_single
 
 
-def _make_nccl_lone(dist, GroupStore):
+def _make_nccl_single(dist, GroupStore):
     Nccl, make = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.__init__
 
     @functools.wraps(make)
-    def make_lone(group, store, rank, size, *arguments, **options):
+    def make_single(group, store, rank, size, *arguments, **options):
         name, ranks = "", []
         for one in (*arguments, *options.values()):
             if isinstance(one, Nccl.Options):
@@ -653,7 +649,7 @@ def _make_nccl_lone(dist, GroupStore):
                 name, ranks = one.group_name, list(one.global_ranks_in_group)
         make(group, GroupStore(name, ranks or list(range(size))), rank, size, *arguments, **options)
 
-    Nccl.__init__ = make_lone
+    Nccl.__init__ = make_single
 
 
 def _replace(torch_modules, name, by):
@@ -712,14 +708,14 @@ def apply():
     dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM  # DDP takes what has GLOO's for the real one
     dist.distributed_c10d._create_process_group_wrapper = lambda wrapped_pg, *_, **__: wrapped_pg  # it compares with other ranks
     if not _is_derivable(Backend):
-        _make_groups_lone(torch, dist, SingleBackend)
+        _make_groups_single(torch, dist, SingleBackend)
     if dist.is_nccl_available():
-        _make_nccl_lone(dist, GroupStore)
+        _make_nccl_single(dist, GroupStore)
 
     split_group = dist.split_group
 
     @functools.wraps(split_group)
-    def split_lone_group(parent_pg=None, split_ranks=None, *arguments, **options):
+    def split_single_group(parent_pg=None, split_ranks=None, *arguments, **options):
         parent = parent_pg or dist.group.WORLD
         for part in split_ranks or []:
             if parent.rank() in part:
@@ -727,6 +723,6 @@ def apply():
                 _nccl().oomdiag_nccl_expect_part(len(ranks), _numbers(ranks))
         return split_group(parent_pg, split_ranks, *arguments, **options)
 
-    _replace(modules, "split_group", split_lone_group)
+    _replace(modules, "split_group", split_single_group)
     for name in ("broadcast_object_list", "recv_object_list", "scatter_object_list"):
         _replace(modules, name, _ask(getattr(dist, name)))

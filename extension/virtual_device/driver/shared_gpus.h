@@ -9,7 +9,7 @@
 
 // Other processes on the same virtual GPUs. A GPU is one for all processes of a job, as a real one is: what one of
 // them takes, another cannot have. A file in the run folder (OOMDIAG_OUTPUT) holds one row per process, with the bytes
-// that it has of each GPU; whoever takes memory locks the file, adds the rows up, and writes its own. A process that
+// that it has of each GPU; a process that takes memory locks the file, adds the rows up, and writes its own. A process that
 // was killed leaves its row behind: rows of processes that are gone do not count. Without a run folder each process has
 // its GPUs for itself.
 
