@@ -45,7 +45,7 @@ fs::path choose_base(const std::string& requested) {
     }
     return fs::absolute(requested);
   }
-  const fs::path runs = fs::absolute(kRunsFolder, error);
+  fs::path runs = fs::absolute(kRunsFolder, error);
   if (!error && make_runs_folder(runs)) return runs;
   fs::path temporary = fs::temp_directory_path(error);
   if (error || access(temporary.c_str(), W_OK | X_OK) != 0) {
