@@ -3,6 +3,7 @@
 #include "extension/own_report.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
+#include "profiler/event.h"
 
 namespace oomdiag {
 

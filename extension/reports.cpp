@@ -12,6 +12,7 @@
 #include "profiler/error.h"
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
+#include "profiler/report/report.h"
 #include "profiler/report/saved.h"
 #include "profiler/report/text.h"
 #include "profiler/trace/trace.h"

@@ -1,7 +1,6 @@
 #pragma once
 // The border between the two halves of oomdiag: the diagnosed process writes these records, everything else reads them.
 
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 

@@ -2,6 +2,7 @@
 // the loops are wrong in ways that are seen in the wild.
 
 #include "samples/deepcnn.h"
+#include "samples/training.h"
 
 namespace samples {
 

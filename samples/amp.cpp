@@ -2,6 +2,7 @@
 
 #include "samples/deepcnn.h"
 #include "samples/grad_scaler.h"
+#include "samples/training.h"
 
 namespace samples {
 

@@ -1,5 +1,7 @@
 #include "samples/deepcnn.h"
 
+#include "samples/training.h"
+
 namespace samples {
 
 DeepCnn::DeepCnn() {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include "samples/training.h"
-
 namespace samples {
 
 /// Three convolutions, each with ReLU and max pooling, and a classifier; images of 64x64. The published code of this case

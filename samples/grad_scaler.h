@@ -2,8 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <vector>
-
 namespace samples {
 
 /// What torch.amp.GradScaler does, written out: LibTorch has none. Scales the loss, so that small gradients survive in

@@ -2,6 +2,7 @@
 // GPU beside the same loop on the host.
 
 #include "samples/deepcnn.h"
+#include "samples/training.h"
 
 namespace samples {
 

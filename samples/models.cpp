@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "samples/training.h"
+
 namespace samples {
 
 void train_deepcnn(const Options&);

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "samples/deepcnn.h"
+#include "samples/training.h"
 
 namespace samples {
 

@@ -7,9 +7,7 @@
 #include <torch/torch.h>
 
 #include <iostream>
-#include <memory>
 #include <string>
-#include <string_view>
 
 namespace samples {
 

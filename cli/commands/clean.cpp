@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <memory>
 
@@ -15,7 +14,8 @@
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
-#include "profiler/report/table.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/report/printable.h"
 #include "profiler/trace/trace.h"
 
 // Takes old run folders away. Only what a run writes is ever removed, file by file: a folder that holds anything else, or

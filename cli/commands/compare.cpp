@@ -11,6 +11,8 @@
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
 #include "profiler/report/printable.h"
+#include "profiler/snapshot/window.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

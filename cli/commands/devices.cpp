@@ -15,6 +15,7 @@
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "profiler/error.h"
 
 namespace oomdiag {

@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/device/device.h"
 #include "cli/launch/checkup.h"
+#include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"

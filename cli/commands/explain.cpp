@@ -9,6 +9,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
+#include "cli/device/snapshot_device.h"
 #include "cli/experiments/match_program.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/timeline_text.h"
@@ -16,6 +17,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/format.h"
+#include "profiler/snapshot/timeline.h"
 
 namespace oomdiag {
 namespace {

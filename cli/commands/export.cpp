@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/device/snapshot_device.h"
 #include "cli/reports/bundle.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_work.h"
@@ -22,6 +23,7 @@
 #include "profiler/error.h"
 #include "profiler/export/html.h"
 #include "profiler/export/perfetto.h"
+#include "profiler/export/picture.h"
 #include "profiler/export/tables.h"
 #include "profiler/export/to_snapshot.h"
 #include "profiler/report/json.h"

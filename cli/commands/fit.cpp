@@ -1,3 +1,5 @@
+#include "cli/experiments/fit.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,18 +9,27 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/fix.h"
+#include "cli/device/device.h"
+#include "cli/device/gpus.h"
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_gpus.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
 #include "cli/experiments/search_rows.h"
+#include "cli/launch/models.h"
 #include "cli/launch/programs.h"
+#include "cli/launch/ranks.h"
+#include "cli/launch/topology.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
+#include "profiler/export/search_page.h"
 
 namespace oomdiag {
 namespace {

@@ -10,16 +10,23 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/fix.h"
+#include "cli/device/device.h"
+#include "cli/device/gpus.h"
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fix_plan.h"
 #include "cli/experiments/search_rows.h"
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
+#include "cli/launch/ranks.h"
 #include "cli/launch/run_config.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
+#include "profiler/export/search_page.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -8,17 +8,20 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
+#include "cli/device/device.h"
 #include "cli/experiments/complete.h"
 #include "cli/experiments/run_ranks.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -7,7 +7,6 @@
 #include "cli/commands/commands.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
-#include "profiler/error.h"
 
 // Completion for shells, written from the commands and options themselves. Behind "--" it is the program's turn.
 

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <fstream>
 #include <memory>
@@ -17,6 +16,9 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/diff/diff.h"
 #include "profiler/error.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/findings.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
 #include "profiler/trace/trace.h"
 

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cli/device/gpus.h"
 #include "cli/device/real_gpu.h"
+#include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"

@@ -14,6 +14,7 @@
 
 #include "cli/terminal/nearest.h"
 #include "extension/environment.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "profiler/error.h"
 
 namespace oomdiag {

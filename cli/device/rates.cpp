@@ -5,6 +5,9 @@
 
 #include "cli/device/gpus.h"
 #include "cli/python/install.h"
+#include "extension/virtual_device/device_files/gpu.h"
+#include "profiler/cost/operator_work.h"
+#include "profiler/cost/time_model.h"
 
 namespace oomdiag {
 namespace {

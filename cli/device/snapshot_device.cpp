@@ -8,6 +8,7 @@
 #include "cli/python/install.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
 #include <string>
 
 #include "profiler/trace/trace.h"

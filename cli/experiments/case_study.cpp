@@ -3,10 +3,16 @@
 #include <csignal>
 #include <fstream>
 
+#include "cli/launch/diagnosis.h"
+#include "cli/process/launcher.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
 #include "cli/reports/run_folder.h"
+#include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
+#include "samples/cases/case_run.h"
 #include "samples/cases/notes.h"
+#include "samples/cases/scopes.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

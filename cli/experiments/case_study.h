@@ -9,6 +9,8 @@
 
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/models.h"
+#include "cli/process/launcher.h"
+#include "cli/python/install.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {

@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/device/device.h"
 #include "cli/experiments/executor.h"
 #include "cli/experiments/fix.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/launch/steady.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "profiler/explain/batch.h"
+#include "profiler/explain/causes.h"
+#include "profiler/explain/findings.h"
+#include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
 
 namespace oomdiag {

@@ -2,7 +2,10 @@
 
 #include <functional>
 
+#include "cli/device/device.h"
 #include "cli/launch/diagnosis.h"
+#include "cli/python/install.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

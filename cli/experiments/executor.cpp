@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "cli/launch/diagnosis.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/terminal/json_text.h"
 #include "profiler/error.h"
 

@@ -5,13 +5,19 @@
 #include <algorithm>
 #include <fstream>
 
+#include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
+#include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "cli/reports/run_work.h"
 #include "cli/terminal/json_text.h"
 #include "extension/environment.h"
-#include "profiler/error.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
+#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/op_calls.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,10 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "cli/device/device.h"
 #include "cli/experiments/executor.h"
-#include "cli/launch/diagnosis.h"
+#include "cli/launch/ranks.h"
+#include "cli/launch/steady.h"
+#include "cli/process/launcher.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
+#include "profiler/report/report.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
 namespace oomdiag {

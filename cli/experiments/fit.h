@@ -8,9 +8,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "cli/device/device.h"
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/experiment.h"
 #include "profiler/shape_function/single_call.h"

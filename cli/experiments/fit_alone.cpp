@@ -2,9 +2,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/device/device.h"
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "cli/experiments/forking_python.h"
 #include "cli/process/temporary_folder.h"
+#include "profiler/shape_function/single_call.h"
 
 namespace oomdiag {
 namespace {

@@ -6,6 +6,14 @@
 #include <cmath>
 #include <utility>
 
+#include "cli/experiments/fit.h"
+#include "profiler/export/surface_picture.h"
+#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/evaluate.h"
+#include "profiler/shape_function/polynomial.h"
+#include "profiler/shape_function/shape_function.h"
+#include "profiler/shape_function/single_call.h"
+
 // Four runs for one variable: two with small values show about where the border is, and two near it show what libraries
 // choose there. All have more memory than they need, so that none is cut short. Then every value is computed in a
 // millisecond or so, fragmentation included, and only the border is run. What is computed is never the answer where

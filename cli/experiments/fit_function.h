@@ -5,9 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "profiler/export/surface_picture.h"
+#include "profiler/shape_function/allocation_sequence.h"
 #include "profiler/shape_function/evaluate.h"
+#include "profiler/shape_function/polynomial.h"
+#include "profiler/shape_function/shape_function.h"
 
 namespace oomdiag {
 

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/device/gpus.h"
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
 #include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_text.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/report/table.h"
 #include "profiler/report/whole_run.h"
+#include "profiler/shape_function/evaluate.h"
 
 // What a program allocates hangs little on the GPU: libraries choose other workspaces for another architecture, and cuBLAS a larger
 // one on Hopper. What the GPU has free differs most, and the allocator's algorithm says what that does. Runs prove the smallest.

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/device/gpus.h"
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 
 // fit --smallest-card --devices all: which of many GPUs the program fits on, from one run and two that prove it.

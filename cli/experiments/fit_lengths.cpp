@@ -6,6 +6,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
+#include "cli/experiments/fit_function.h"
 #include "profiler/error.h"
 #include "profiler/whole_number.h"
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
 #include "cli/experiments/fit_function.h"
 
 // fit --lengths: samples of different lengths, padded to the longest of their batch. A batch finder that tries the first batches of a

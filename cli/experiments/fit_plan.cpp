@@ -5,11 +5,19 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
 #include "cli/experiments/run_ranks.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/launch/ranks.h"
+#include "cli/launch/steady.h"
 #include "cli/process/environment.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 #include "profiler/whole_number.h"
 
 namespace oomdiag {

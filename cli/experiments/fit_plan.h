@@ -8,6 +8,7 @@
 
 #include "cli/experiments/fit.h"
 #include "cli/launch/ranks.h"
+#include "cli/python/install.h"
 #include "profiler/report/report.h"
 
 // fit over the plan of a job: a variable called world is its number of ranks, others are options of the program (tp,

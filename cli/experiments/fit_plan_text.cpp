@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "cli/experiments/fit.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"

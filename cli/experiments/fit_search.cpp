@@ -2,12 +2,17 @@
 
 #include <algorithm>
 
+#include "cli/device/device.h"
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "cli/experiments/fit_function.h"
 #include "cli/process/workers.h"
 #include "profiler/error.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/report/whole_run.h"
+#include "profiler/shape_function/allocation_sequence.h"
 
 // Each run is a whole run of the program on a virtual GPU. The driver gives memory in pages of 2 MiB, so that is how exact
 // the smallest GPU can be.

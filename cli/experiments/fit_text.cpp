@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/fit.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
-#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

@@ -3,8 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/experiments/fit.h"
 #include "cli/experiments/fit_lengths.h"
 #include "profiler/export/surface_picture.h"
+#include "profiler/shape_function/evaluate.h"
 
 namespace oomdiag {
 

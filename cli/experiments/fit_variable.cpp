@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/experiments/border_search.h"
 #include "cli/experiments/fit.h"
 #include "profiler/error.h"
 #include "profiler/whole_number.h"

@@ -6,7 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "cli/device/device.h"
 #include "cli/experiments/experiment.h"
+#include "cli/launch/ranks.h"
+#include "cli/process/launcher.h"
+#include "profiler/explain/reasons.h"
+#include "profiler/report/report.h"
 
 // oomdiag fix: fixes, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
 namespace oomdiag {

@@ -5,8 +5,11 @@
 #include <stdexcept>
 
 #include "cli/experiments/fix.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/step_model.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 
 // What there is to try. Which change makes sense is read from a look at the whole run; how much it should save, where the
 // report knows it, comes from there.

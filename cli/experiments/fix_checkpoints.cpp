@@ -6,6 +6,7 @@
 
 #include "cli/experiments/fix.h"
 #include "profiler/explain/what_if.h"
+#include "profiler/report/report.h"
 
 // Which blocks to run again in backward: those that keep most for each op that runs again, as many as are needed.
 

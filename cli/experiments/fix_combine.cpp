@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "cli/experiments/fix.h"
+#include "profiler/report/report.h"
 
 // Which changes to try together: peaks are taken to fall by the product of the shares that were measured. The true peak can
 // lie on either side of that, so what misses by a tenth is tried too; what counts is the run.

@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-
 #include "cli/experiments/fix.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fixes.h"

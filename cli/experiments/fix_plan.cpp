@@ -8,13 +8,20 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fix.h"
 #include "cli/experiments/fix_runs.h"
 #include "cli/process/workers.h"
+#include "cli/reports/reports.h"
 #include "profiler/cost/recompute_plan.h"
 #include "profiler/error.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/simulate_fits.h"
+#include "profiler/explain/what_if.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 
 // A plan is a variant of the program (nothing, bf16 autocast, 8-bit Adam …) with so many blocks of each class checkpointed:
 //

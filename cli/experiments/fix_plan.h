@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
 
 // oomdiag fix --budget, fit --fastest: the fastest plan that fits. Values here, the stages in fix_plan*.cpp.

@@ -2,9 +2,12 @@
 
 #include <cmath>
 
+#include "cli/device/device.h"
+#include "cli/experiments/fix.h"
 #include "cli/experiments/fix_plan.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/report/printable.h"
 #include "profiler/report/table.h"
 #include "profiler/report/work.h"
 

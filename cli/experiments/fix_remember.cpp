@@ -3,6 +3,8 @@
 #include "cli/experiments/fix.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
+#include "profiler/explain/findings.h"
+#include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
 
 namespace oomdiag {

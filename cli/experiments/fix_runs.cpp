@@ -6,9 +6,13 @@
 #include <algorithm>
 
 #include "cli/experiments/complete.h"
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fix.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
+#include "profiler/explain/causes.h"
 #include "profiler/explain/framework_lines.h"
+#include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
 
 namespace oomdiag {

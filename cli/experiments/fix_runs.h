@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

@@ -4,6 +4,8 @@
 #include <chrono>
 
 #include "cli/experiments/complete.h"
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fix.h"
 #include "cli/experiments/fix_runs.h"
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"

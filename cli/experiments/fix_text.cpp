@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/device/device.h"
 #include "cli/experiments/fix.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/cost/time_model.h"
+#include "profiler/report/printable.h"
 #include "profiler/report/table.h"
 #include "profiler/report/work.h"
 

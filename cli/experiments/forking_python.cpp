@@ -8,8 +8,11 @@
 #include <array>
 #include <csignal>
 
+#include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
 #include "cli/process/forked_program.h"
+#include "cli/process/launcher.h"
+#include "cli/python/install.h"
 #include "extension/environment.h"
 
 namespace oomdiag {

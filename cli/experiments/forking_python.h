@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/launch/diagnosis.h"
 #include "cli/launch/prepared_program.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
 
 namespace oomdiag {
 

@@ -4,12 +4,18 @@
 
 #include <utility>
 
+#include "cli/device/device.h"
+#include "cli/device/snapshot_device.h"
 #include "cli/experiments/executor.h"
+#include "cli/launch/diagnosis.h"
 #include "cli/launch/programs.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
+#include "cli/reports/reports.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/compare.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/device/snapshot_device.h"
 #include "cli/reports/reports.h"
 
 namespace oomdiag {

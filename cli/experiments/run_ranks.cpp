@@ -6,10 +6,15 @@
 #include <algorithm>
 
 #include "cli/experiments/executor.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/launch/ranks.h"
+#include "cli/process/launcher.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 
 // Each rank is diagnosed by a process of its own, in a run folder inside of ours; its trace and its output are then moved to
 // rank-N, where the ranks of one job lie, so that all that reads run folders reads these too.

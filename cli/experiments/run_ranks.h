@@ -8,6 +8,8 @@
 
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/ranks.h"
+#include "cli/python/install.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

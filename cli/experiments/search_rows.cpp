@@ -5,9 +5,16 @@
 #include <algorithm>
 #include <tuple>
 
+#include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
+#include "cli/experiments/fit_plan.h"
+#include "cli/experiments/fit_text.h"
+#include "cli/experiments/fix.h"
+#include "cli/experiments/fix_plan.h"
+#include "profiler/explain/bytes_text.h"
 #include "profiler/export/plan_picture.h"
+#include "profiler/export/search_page.h"
 #include "profiler/export/surface_picture.h"
-#include "profiler/report/table.h"
 #include "profiler/report/work.h"
 
 namespace oomdiag {

@@ -9,11 +9,14 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/device/device.h"
 #include "cli/device/real_gpu.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/python/install.h"
 #include "cli/python/python.h"
 #include "profiler/error.h"
+#include "profiler/event.h"
 #include "profiler/trace/format.h"
 #include "profiler/trace/trace.h"
 

@@ -8,17 +8,21 @@
 #include <new>
 #include <optional>
 
+#include "cli/device/device.h"
 #include "cli/launch/live_line.h"
 #include "cli/launch/prepared_program.h"
+#include "cli/launch/ranks.h"
 #include "cli/launch/run_config.h"
-#include "cli/process/environment.h"
+#include "cli/launch/steady.h"
 #include "cli/process/host.h"
+#include "cli/process/launcher.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/process/workers.h"
+#include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
-#include "extension/environment.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

@@ -12,7 +12,9 @@
 
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/terminal.h"
-#include "profiler/report/table.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/report/printable.h"
+#include "profiler/trace/follower.h"
 
 // The line must never get between the program's own output. So the program gets all rows but the last as its scrolling region
 // and the line has the last row; each update saves the cursor, writes there and puts the cursor back, in one write, as apt

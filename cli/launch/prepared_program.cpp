@@ -1,7 +1,13 @@
 #include "cli/launch/prepared_program.h"
 
+#include "cli/device/device.h"
+#include "cli/device/gpus.h"
+#include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
+#include "cli/process/launcher.h"
 #include "cli/python/cache.h"
+#include "cli/python/install.h"
+#include "cli/python/preload.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
 

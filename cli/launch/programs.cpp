@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
+#include "cli/launch/models.h"
+#include "cli/python/install.h"
 #include "cli/python/python.h"
 #include "cli/terminal/help.h"
 

@@ -8,7 +8,12 @@
 #include <fstream>
 #include <sstream>
 
+#include "cli/device/device.h"
+#include "cli/device/gpus.h"
+#include "cli/launch/topology.h"
 #include "cli/process/environment.h"
+#include "cli/process/launcher.h"
+#include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "extension/environment.h"
 #include "profiler/error.h"

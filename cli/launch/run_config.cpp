@@ -9,6 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "cli/device/device.h"
+#include "cli/device/gpus.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/launch/ranks.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/json_text.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/launch/diagnosis.h"
+#include "cli/launch/ranks.h"
 
 namespace oomdiag {
 

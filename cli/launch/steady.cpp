@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cli/reports/run_folder.h"
+#include "profiler/trace/follower.h"
 
 namespace oomdiag {
 

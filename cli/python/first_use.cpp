@@ -27,10 +27,11 @@
 #include <optional>
 #include <sstream>
 
-#include "cli/process/environment.h"
 #include "cli/process/launcher.h"
 #include "cli/process/workers.h"
 #include "cli/python/cache.h"
+#include "cli/python/install.h"
+#include "cli/python/python.h"
 #include "cli/terminal/terminal.h"
 #include "extension/environment.h"
 #include "profiler/error.h"

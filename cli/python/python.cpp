@@ -11,6 +11,7 @@
 
 #include "cli/process/launcher.h"
 #include "cli/python/first_use.h"
+#include "cli/python/install.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 

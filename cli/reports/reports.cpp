@@ -11,6 +11,9 @@
 #include <iterator>
 #include <string>
 
+#include "cli/device/snapshot_device.h"
+#include "cli/process/launcher.h"
+#include "cli/process/temporary_folder.h"
 #include "cli/reports/alive.h"
 #include "cli/reports/bundle.h"
 #include "cli/reports/run_folder.h"
@@ -20,11 +23,13 @@
 #include "profiler/report/job.h"
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
+#include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
 #include "profiler/snapshot/format.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
 #include "profiler/snapshot/unpacked.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

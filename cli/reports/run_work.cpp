@@ -10,9 +10,14 @@
 #include "cli/device/rates.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/cost/communication.h"
+#include "profiler/cost/metered_operator.h"
 #include "profiler/cost/operator_work.h"
+#include "profiler/cost/step_work.h"
+#include "profiler/cost/time_model.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 #include "profiler/report/work.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

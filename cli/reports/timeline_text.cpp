@@ -6,7 +6,9 @@
 #include <functional>
 #include <vector>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/report/table.h"
+#include "profiler/snapshot/timeline.h"
 
 namespace oomdiag {
 namespace {

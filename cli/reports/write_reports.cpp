@@ -11,6 +11,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/json.h"
+#include "profiler/report/report.h"
 #include "profiler/report/text.h"
 
 namespace oomdiag {

@@ -7,10 +7,15 @@
 #include <cstdio>
 #include <mutex>
 
+#include "extension/cupti/calling_libraries.h"
 #include "extension/cupti/context_accounting.h"
 #include "extension/cupti/driver_allocations.h"
+#include "extension/cupti/driver_call.h"
 #include "extension/cupti/event_sink.h"
 #include "extension/cupti/slot.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/writer.h"
 
 // Callbacks come on the thread that calls the driver, inside its call; where that thread is PyTorch's allocator, under the
 // allocator's lock. So nothing here calls CUDA back (but for the thread's current device, which is a plain read) and after a

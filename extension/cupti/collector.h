@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "profiler/event.h"
 #include "profiler/trace/writer.h"
 
 // What the driver gives to everybody in this process, not to PyTorch alone: CUPTI reports each call that takes or gives

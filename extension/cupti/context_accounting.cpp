@@ -4,6 +4,10 @@
 
 #include <algorithm>
 
+#include "extension/cupti/nvml_reader.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
+
 namespace oomdiag {
 
 constexpr int kMaxModuleSteps = 512;  // of each GPU; what later modules take is unexplained

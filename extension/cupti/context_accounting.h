@@ -6,6 +6,7 @@
 #include "extension/cupti/driver_allocations.h"
 #include "extension/cupti/event_sink.h"
 #include "extension/cupti/nvml_reader.h"
+#include "profiler/trace/format.h"
 
 namespace oomdiag {
 

@@ -1,5 +1,8 @@
 #include "extension/cupti/driver_allocations.h"
 
+#include "extension/cupti/driver_call.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/gpu_pages.h"
 
 namespace oomdiag {

@@ -4,6 +4,7 @@
 
 #include "extension/cupti/driver_call.h"
 #include "extension/cupti/fixed_map.h"
+#include "profiler/event.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "profiler/event.h"
+
 namespace oomdiag {
 namespace {
 

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "extension/cupti/collector.h"
+#include "profiler/event.h"
 #include "profiler/trace/ticks.h"
 
 namespace oomdiag {

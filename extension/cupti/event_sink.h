@@ -7,6 +7,7 @@
 
 #include "extension/cupti/calling_libraries.h"
 #include "extension/cupti/collector.h"
+#include "profiler/event.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {

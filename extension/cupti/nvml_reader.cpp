@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "profiler/trace/format.h"
+
 namespace oomdiag {
 namespace {
 

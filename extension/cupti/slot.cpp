@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <mutex>
 
+#include "extension/cupti/api.h"
 #include "extension/cupti/driver_call.h"
 
 namespace oomdiag {

@@ -11,8 +11,10 @@
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
+#include "extension/record/steady.h"
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
+#include "profiler/event.h"
 
 namespace oomdiag {
 

@@ -5,7 +5,9 @@
 
 #include <atomic>
 
+#include "extension/interpreter_shutdown.h"
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/python_api.h"
 
 namespace oomdiag {
 

@@ -15,12 +15,17 @@
 #include <unordered_set>
 #include <vector>
 
+#include "extension/record/newest_nodes.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/python_node.h"
+#include "extension/record/running_tasks.h"
 #include "extension/record/session.h"
+#include "extension/record/steady.h"
 #include "extension/record/tensor_event.h"
+#include "extension/record/thread_numbers.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 
 // What does autograd keep for backward? Every built-in node can list its saved variables to a visitor that PyTorch made for
 // compiled autograd (Node::compiled_args); the visitor needs no Python and unpacks nothing that user hooks packed (that of 2.6

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "profiler/event.h"
 #include "profiler/trace/mix.h"
 
 namespace oomdiag {

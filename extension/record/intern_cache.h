@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "extension/record/cache_table.h"
+#include "profiler/event.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {

@@ -4,8 +4,11 @@
 
 #include <atomic>
 
+#include "extension/record/allocator_api.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
 
 // The beginning of a recording that begins in the middle must fit the events that follow it to the byte, while other threads
 // allocate. The allocator's snapshot takes a GPU's lock only for itself; but at its end, still under the lock, it

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "profiler/event.h"
 #include "profiler/trace/mix.h"
 
 namespace oomdiag {

@@ -2,11 +2,14 @@
 
 #include <bit>
 
+#include "extension/python_symbols.h"
 #include "extension/record/internal_names.h"
+#include "extension/record/python_api.h"
 #include "extension/record/rank.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/mix.h"
 
 // What torch.nn.Module keeps in _modules, _parameters and _buffers is read here as the dictionaries that it is. Its own

@@ -5,7 +5,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
+#include "extension/record/python_api.h"
 #include "extension/record/python_tensor.h"
 #include "profiler/event.h"
 

@@ -15,6 +15,7 @@
 
 #include "extension/record/native_symbols.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 
 // Every operator passes through at::_ops::<name>_<overload>::call or ::redispatch, which libtorch_cpu exports.
 

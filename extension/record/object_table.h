@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "extension/python_symbols.h"
 #include "extension/record/python_api.h"
 
 namespace oomdiag {

@@ -21,9 +21,16 @@
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/internal_names.h"
+#include "extension/record/known_calls.h"
+#include "extension/record/learned_step.h"
+#include "extension/record/place.h"
 #include "extension/record/python.h"
+#include "extension/record/scope_names.h"
 #include "extension/record/session.h"
+#include "extension/record/steady.h"
+#include "extension/record/thread_numbers.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/ticks.h"
 
 // Every op of every thread passes here twice. The start callback notes what now runs in the thread's state, which the

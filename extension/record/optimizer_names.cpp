@@ -2,10 +2,13 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include "extension/python_symbols.h"
 #include "extension/record/internal_names.h"
+#include "extension/record/python_api.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/group_role.h"
 
 namespace oomdiag {

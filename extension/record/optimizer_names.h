@@ -3,7 +3,9 @@
 #include <string>
 #include <unordered_map>
 
+#include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
+#include "extension/record/python_api.h"
 #include "extension/record/python_tensor.h"
 
 namespace oomdiag {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "extension/record/intern_cache.h"
+#include "profiler/event.h"
 
 namespace oomdiag {
 

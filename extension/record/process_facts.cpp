@@ -12,6 +12,7 @@
 #include "extension/record/python.h"
 #include "extension/record/trace_place.h"
 #include "extension/torch_version.h"
+#include "profiler/trace/format.h"
 
 // As in ATen/cuda/CUDAContextLight.h, which wants headers of the toolkit that no wheel of torch brings. Not every torch
 // exports the second one (2.12 does not): null there.

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "extension/python_symbols.h"
+#include "extension/record/python_api.h"
+
 namespace oomdiag {
 
 namespace {

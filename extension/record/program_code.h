@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
 #include "extension/record/pointer_set.h"
 #include "extension/record/python_api.h"

@@ -5,6 +5,9 @@
 #include <span>
 #include <string>
 
+#include "extension/interpreter_shutdown.h"
+#include "extension/python_symbols.h"
+#include "extension/record/gil.h"
 #include "extension/record/module_names.h"
 #include "extension/record/optimizer_names.h"
 #include "extension/record/program_code.h"
@@ -13,6 +16,7 @@
 #include "extension/record/session.h"
 #include "extension/record/tensor_referrers.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/mix.h"
 
 // Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the

@@ -3,6 +3,7 @@
 #include "extension/interpreter_shutdown.h"
 #include "extension/record/cache_table.h"
 #include "extension/record/gil.h"
+#include "extension/record/python_api.h"
 #include "extension/record/python_frames.h"
 #include "profiler/event.h"
 

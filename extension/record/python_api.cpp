@@ -1,5 +1,7 @@
 #include "extension/record/python_api.h"
 
+#include "extension/python_symbols.h"
+
 namespace oomdiag {
 
 namespace {

@@ -4,6 +4,9 @@
 
 #include <cstdio>
 
+#include "extension/python_symbols.h"
+#include "extension/record/python_api.h"
+
 namespace oomdiag {
 
 namespace {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "extension/python_symbols.h"
 #include "extension/record/python_api.h"
 
 namespace oomdiag {

@@ -12,6 +12,10 @@
 #include <typeinfo>
 #include <utility>
 
+#include "extension/python_symbols.h"
+#include "extension/record/newest_nodes.h"
+#include "extension/record/python_api.h"
+
 // The object of a PyNode is given by libtorch_python's functionToPyObject, which counts a reference and does nothing else; its
 // saved variables by the slot `_raw_saved_tensors`, as objects of pybind11 that point to them. How such an object lies in
 // memory is the same since pybind11 2.2: after the object's head the pointer. It is believed where the size of the object, and

@@ -2,6 +2,8 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 
+#include "extension/python_symbols.h"
+
 namespace oomdiag {
 
 namespace {

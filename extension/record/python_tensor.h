@@ -1,5 +1,6 @@
 #pragma once
 
+#include "extension/python_symbols.h"
 #include "extension/record/python_api.h"
 
 namespace c10 {

@@ -1,6 +1,7 @@
 #include "extension/record/rank.h"
 
 #include "extension/record/internal_names.h"
+#include "extension/record/python_api.h"
 #include "extension/record/session.h"
 
 namespace oomdiag {

@@ -2,6 +2,9 @@
 
 #include <cctype>
 
+#include "extension/record/intern_cache.h"
+#include "extension/record/numbered_names.h"
+
 namespace oomdiag {
 namespace {
 

@@ -30,6 +30,7 @@
 #include "extension/record/op_callbacks.h"
 #include "extension/record/process_facts.h"
 #include "extension/record/python.h"
+#include "extension/record/steady.h"
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
 #include "extension/record/waiting.h"
@@ -37,7 +38,10 @@
 #include "extension/torch_version.h"
 #include "extension/write_status.h"
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/ticks.h"
+#include "profiler/trace/writer.h"
 
 namespace oomdiag {
 

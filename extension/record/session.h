@@ -8,6 +8,7 @@
 #include "extension/record/numbered_names.h"
 #include "extension/record/step_counter.h"
 #include "extension/record/thread_numbers.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {

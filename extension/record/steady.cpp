@@ -10,9 +10,14 @@
 #include <typeinfo>
 #include <utility>
 
+#include "extension/record/learned_step.h"
+#include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
+#include "extension/record/python.h"
 #include "extension/record/session.h"
+#include "extension/record/thread_numbers.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/ticks.h"
 
 namespace oomdiag {

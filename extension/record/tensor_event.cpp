@@ -2,6 +2,8 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include "profiler/event.h"
+
 namespace oomdiag {
 
 std::string describe_shape(at::IntArrayRef sizes, at::ScalarType type) {

@@ -6,9 +6,12 @@
 
 #include <chrono>
 
+#include "extension/python_symbols.h"
+#include "extension/record/program_code.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/event.h"
 #include "profiler/trace/referrer_words.h"
 
 namespace oomdiag {

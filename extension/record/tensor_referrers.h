@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "extension/python_symbols.h"
 #include "extension/record/program_code.h"
 #include "extension/record/python_api.h"
 #include "extension/record/python_tensor.h"

@@ -4,7 +4,9 @@
 #include <ATen/record_function.h>
 
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/place.h"
 #include "extension/record/session.h"
+#include "profiler/event.h"
 #include "profiler/trace/ticks.h"
 
 namespace oomdiag {

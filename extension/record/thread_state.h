@@ -14,6 +14,7 @@
 #include "extension/record/steady.h"
 #include "extension/record/thread_numbers.h"
 #include "profiler/event.h"
+#include "profiler/trace/writer.h"
 
 namespace oomdiag {
 

@@ -8,6 +8,7 @@
 
 #include "profiler/error.h"
 #include "profiler/trace/shared_file.h"
+#include "profiler/trace/writer.h"
 
 namespace oomdiag {
 namespace {

@@ -25,9 +25,12 @@
 
 #include "extension/environment.h"
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/place.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
 
 // Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
 // registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "profiler/cost/metered_operator.h"
+#include "profiler/cost/time_model.h"
 #include "profiler/one_of.h"
 
 namespace oomdiag {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "profiler/cost/metered_operator.h"
+#include "profiler/cost/products.h"
 #include "profiler/one_of.h"
 
 namespace oomdiag {

@@ -1,10 +1,9 @@
 #include "profiler/cost/products.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <numeric>
 
+#include "profiler/cost/metered_operator.h"
 #include "profiler/one_of.h"
 
 namespace oomdiag {

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "profiler/cost/communication.h"
+#include "profiler/cost/metered_operator.h"
 #include "profiler/cost/operator_work.h"
+#include "profiler/cost/time_model.h"
 
 namespace oomdiag {
 namespace {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "profiler/cost/metered_operator.h"
+#include "profiler/cost/operator_work.h"
 #include "profiler/cost/time_model.h"
 
 namespace oomdiag {

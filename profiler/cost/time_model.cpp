@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "profiler/cost/operator_work.h"
+#include "profiler/cost/products.h"
 #include "profiler/cost/time_coefficients.h"
 
 namespace oomdiag {

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "profiler/diff/diff.h"
+#include "profiler/explain/bytes_text.h"
 #include "profiler/report/markup.h"
-#include "profiler/report/table.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -7,7 +7,9 @@
 #include <optional>
 #include <span>
 
+#include "profiler/explain/owners.h"
 #include "profiler/fold_indices.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -4,8 +4,11 @@
 #include <tuple>
 
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/evidence/categories.h"
+#include "profiler/replay/history.h"
 
 // bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
 // over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a

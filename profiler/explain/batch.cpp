@@ -7,9 +7,11 @@
 #include <set>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/shape.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "profiler/explain/findings.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 

@@ -6,7 +6,10 @@
 #include <array>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/facts.h"
+#include "profiler/explain/imbalance.h"
 #include "profiler/explain/library_names.h"
+#include "profiler/replay/history.h"
 
 // Why did the request fail? Each row asks one question of facts that were collected before; the first yes is the cause, and
 // nothing overrules it. When more becomes known (imbalance between ranks, the peak of a complete run) it is added to the facts

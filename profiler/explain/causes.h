@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "profiler/explain/facts.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 

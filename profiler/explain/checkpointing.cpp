@@ -5,11 +5,13 @@
 #include <cctype>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/history.h"
 
 // Checkpointing of modules (torch.utils.checkpoint, not reentrant). What a module saves for itself is freed in forward and
 // recomputed when backward comes to the module:

@@ -4,13 +4,23 @@
 #include <map>
 
 #include "profiler/explain/batch.h"
+#include "profiler/explain/causes.h"
+#include "profiler/explain/facts.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/framework_lines.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/known_rest.h"
+#include "profiler/explain/owners.h"
 #include "profiler/explain/predict_fixes.h"
+#include "profiler/explain/reasons.h"
+#include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/explain/whole_step.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

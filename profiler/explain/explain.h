@@ -3,7 +3,11 @@
 #include <array>
 #include <optional>
 
+#include "profiler/explain/facts.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/imbalance.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

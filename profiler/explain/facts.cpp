@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "profiler/explain/growth.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/evidence/categories.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
 
 // When the allocator gives up it has already returned every cached segment that was wholly free, so what is still cached lies
 // in free blocks beside blocks in use. A cached segment that is wholly free even so is of a pool that the allocator may not

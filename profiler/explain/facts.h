@@ -2,12 +2,12 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "profiler/explain/growth.h"
 #include "profiler/explain/imbalance.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "profiler/explain/causes.h"
+#include "profiler/explain/facts.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
 #include "profiler/explain/reasons.h"

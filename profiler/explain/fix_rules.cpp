@@ -1,10 +1,12 @@
 #include "profiler/explain/fix_rules.h"
 
 #include <algorithm>
-#include <map>
 
 #include "profiler/explain/shape.h"
 #include "profiler/explain/simulate_fits.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

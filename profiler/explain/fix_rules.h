@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/history.h"
 
 // The rules of the fixes, one function each: it changes the allocations of the step as the fix would, and gives nothing where
 // it has nothing to change. kFixes (fixes.cpp) says the rest.

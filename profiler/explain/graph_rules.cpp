@@ -6,9 +6,11 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
-#include "profiler/one_of.h"
+#include "profiler/explain/reasons.h"
+#include "profiler/replay/history.h"
 
 // Rows of kReasons about graphs that backward has no use for: parts of the model that no optimizer trains, and forward passes
 // that no backward follows.

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "profiler/fold_indices.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -6,9 +6,12 @@
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
 
 // Rows of kReasons about what stays from step to step, or from one turn of a loop to the next: who keeps it, and why. Their evidence is

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t requested_bytes,

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "profiler/explain/what_if.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -5,8 +5,12 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/shape.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 

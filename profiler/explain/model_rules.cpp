@@ -8,8 +8,10 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
 
 // Rows of kReasons about models themselves: several that are alive, copies of weights, files, and models that are too large.

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "profiler/explain/findings.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
 
 namespace oomdiag {

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
-#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -3,7 +3,9 @@
 #include <tuple>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/findings.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -7,10 +7,13 @@
 #include <vector>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/causes.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 
 // Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, a dense matrix of n × n, an
 // enlarged image, scores of attention.

@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <tuple>
 
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/framework_lines.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/simulate_fits.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -5,8 +5,11 @@
 #include <algorithm>
 
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 

@@ -6,8 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reasons.h"
-#include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 
 // What several rows of kReasons look at.
 

@@ -8,11 +8,12 @@
 #include <set>
 
 #include "profiler/explain/bytes_text.h"
-#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/evidence/autocast_cache.h"
+#include "profiler/replay/history.h"
 
 // Rows of kReasons that look for their evidence among the live blocks and at the request that failed. Each wants it to be a
 // large part of both: a reason that is wrong costs more trust than one that is missing.

@@ -11,12 +11,13 @@
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/causes.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
-#include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
-#include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/stack_call.h"
 
 // The second level of a cause: which habit of a program is behind the bytes. Each row of kReasons asks one question of the

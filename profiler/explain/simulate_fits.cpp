@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/allocator/simulator.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

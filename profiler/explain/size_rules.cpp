@@ -7,8 +7,10 @@
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 
 // Rows of kReasons about data: what of it lies on the GPU, how it is coded, and how much of it goes through a model at once.
 

@@ -3,6 +3,9 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/step_model.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/history.h"
 
 // What gradients and optimizers take, and what takes less.
 

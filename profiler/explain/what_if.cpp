@@ -7,6 +7,7 @@
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/evidence/categories.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/history.h"
 
 // What would the peak of a step be if some of its blocks were smaller, or lived shorter? The blocks' lives are changed and
 // laid over each other again. So a change that moves the peak to another place of the step is predicted right, too.

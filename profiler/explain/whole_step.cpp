@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "profiler/explain/what_if.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

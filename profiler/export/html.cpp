@@ -4,8 +4,11 @@
 #include <string_view>
 
 #include "profiler/export/embed.h"
+#include "profiler/export/picture.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
+#include "profiler/report/report.h"
 #include "profiler/report/text.h"
 
 // The page's own files and the chart library lie in the program.

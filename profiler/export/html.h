@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "profiler/export/picture.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

@@ -4,7 +4,9 @@
 #include <functional>
 #include <utility>
 
+#include "profiler/export/picture.h"
 #include "profiler/fold_indices.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {

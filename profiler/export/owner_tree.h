@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "profiler/export/picture.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 

@@ -6,9 +6,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "profiler/event.h"
 #include "profiler/export/picture.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/json_text.h"
+#include "profiler/report/report.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -7,7 +7,9 @@
 
 #include "profiler/export/owner_tree.h"
 #include "profiler/export/pieces.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

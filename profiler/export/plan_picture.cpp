@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/report/markup.h"
-#include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/export/embed.h"
 #include "profiler/report/markup.h"
-#include "profiler/report/table.h"
 
 OOMDIAG_EMBED(search_page, OOMDIAG_PAGE_FOLDER "/search.html");
 OOMDIAG_EMBEDDED(style);

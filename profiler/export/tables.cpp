@@ -6,10 +6,15 @@
 #include <functional>
 #include <string_view>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/findings.h"
+#include "profiler/export/picture.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/fixes_table.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"
-#include "profiler/report/table.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/text.h"
 
 namespace oomdiag {

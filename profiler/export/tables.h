@@ -3,6 +3,7 @@
 #include <string>
 
 #include "profiler/export/picture.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

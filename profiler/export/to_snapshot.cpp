@@ -7,13 +7,17 @@
 #include <string_view>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/export/pickler.h"
 #include "profiler/export/pieces.h"
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/allocator/initial_layout.h"
 #include "profiler/replay/allocator/layout.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/stack_call.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

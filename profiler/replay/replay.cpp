@@ -2,10 +2,18 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/allocations/memory_state.h"
 #include "profiler/replay/allocations/step_allocations.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/non_pytorch/non_pytorch.h"
 #include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

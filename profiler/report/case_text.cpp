@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

@@ -1,6 +1,8 @@
 #include "profiler/report/cause_text.h"
 
+#include "profiler/explain/causes.h"
 #include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "profiler/replay/history.h"
+
 // Kernels do nothing on a virtual GPU, so what they should have written reads as zeros. Whether that matters depends on
 // who reads:
 //

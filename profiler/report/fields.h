@@ -3,6 +3,15 @@
 #include <concepts>
 #include <initializer_list>
 
+#include "profiler/explain/causes.h"
+#include "profiler/explain/facts.h"
+#include "profiler/explain/findings.h"
+#include "profiler/explain/growth.h"
+#include "profiler/explain/imbalance.h"
+#include "profiler/explain/owners.h"
+#include "profiler/explain/reasons.h"
+#include "profiler/replay/evidence/autocast_cache.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 
 // The report's JSON: each field once, with its name, its member and what it says. Writing, reading, the JSON schema and

@@ -4,10 +4,15 @@
 
 #include <algorithm>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/report/place_text.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
+#include "profiler/report/text.h"
 
 namespace oomdiag {
 namespace {

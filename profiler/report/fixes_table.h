@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "profiler/explain/findings.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
 

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "profiler/error.h"
+#include "profiler/explain/findings.h"
 #include "profiler/report/fields.h"
 #include "profiler/report/json.h"
+#include "profiler/report/report.h"
 
 // A report may come from anywhere. Every value is checked for its kind and range before it is taken; what is absent or null
 // stays at its default, so that reports of an older oomdiag with the same schema can be read.

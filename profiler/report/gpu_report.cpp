@@ -8,10 +8,16 @@
 #include <tuple>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/findings.h"
+#include "profiler/explain/growth.h"
+#include "profiler/explain/owners.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/evidence/autocast_cache.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/report.h"
 #include "profiler/report/saved.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <string_view>
-
 #include "profiler/explain/findings.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 

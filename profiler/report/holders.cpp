@@ -5,8 +5,10 @@
 #include <map>
 #include <set>
 
-#include "profiler/explain/explain.h"
+#include "profiler/explain/findings.h"
 #include "profiler/fold_indices.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 
 // A model of forty layers has forty blocks of each kind, and a list of the largest five names an eighth of one kind. So blocks
 // are folded over the indices in their modules' paths. How coarsely depends on what it takes to name most of the bytes:

@@ -6,8 +6,16 @@
 #include <array>
 #include <initializer_list>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/causes.h"
+#include "profiler/explain/growth.h"
+#include "profiler/explain/owners.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
+#include "profiler/report/text.h"
 
 namespace oomdiag {
 namespace {

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
 

@@ -1,10 +1,11 @@
 #include "profiler/report/job.h"
 
 #include <algorithm>
-#include <array>
 
 #include "profiler/explain/imbalance.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/cause_text.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

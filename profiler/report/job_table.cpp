@@ -6,6 +6,10 @@
 #include <iterator>
 #include <vector>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

@@ -7,13 +7,17 @@
 #include <csignal>
 #include <map>
 #include <string_view>
-#include <utility>
 
+#include "profiler/event.h"
+#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/library_names.h"
 #include "profiler/explain/whole_step.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/gpu_report.h"
-#include "profiler/report/table.h"
+#include "profiler/report/make_report.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

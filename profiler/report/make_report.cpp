@@ -3,11 +3,16 @@
 #include <algorithm>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/imbalance.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/replay.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/gpu_report.h"
 #include "profiler/report/limitations.h"
+#include "profiler/report/report.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/place_text.h"
-#include "profiler/report/table.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
+#include "profiler/report/text.h"
 
 namespace oomdiag {
 namespace {

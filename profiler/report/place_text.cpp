@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
-#include "profiler/report/table.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
+#include "profiler/report/text.h"
 
 namespace oomdiag {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
+#include "profiler/report/report.h"
 
 // By way of its JSON: so no text of a report can be forgotten, also not one that is added later.
 

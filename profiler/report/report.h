@@ -3,11 +3,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "profiler/explain/causes.h"
+#include "profiler/explain/facts.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/growth.h"
+#include "profiler/explain/owners.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/replay/evidence/autocast_cache.h"
+#include "profiler/replay/history.h"
 
 // The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (fields.h).
 // Bytes are integers, times nanoseconds; an empty string is null in JSON.

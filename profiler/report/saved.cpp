@@ -7,6 +7,9 @@
 
 #include "profiler/explain/shape.h"
 #include "profiler/replay/allocations/memory_state.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 std::vector<ReportSavedTensor> list_last_walk(const Trace& trace) {

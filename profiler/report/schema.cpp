@@ -8,7 +8,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "profiler/explain/findings.h"
 #include "profiler/report/fields.h"
+#include "profiler/report/report.h"
 
 // A visitor of fields.h collects what each object of a report has; two functions write that down: as JSON schema, as Markdown.
 // A new type of field is an overload of type_of here; a new field needs nothing here.

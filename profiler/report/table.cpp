@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "profiler/report/printable.h"
+
 namespace oomdiag {
 
 std::string bar(int64_t part, int64_t whole, bool unicode) {

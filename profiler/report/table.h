@@ -3,10 +3,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
-
-#include "profiler/explain/bytes_text.h"
-#include "profiler/report/printable.h"
 
 namespace oomdiag {
 

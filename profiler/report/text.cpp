@@ -6,12 +6,17 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/causes.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/case_text.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/fixes_table.h"
 #include "profiler/report/holders_table.h"
 #include "profiler/report/job_table.h"
 #include "profiler/report/place_text.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 #include "profiler/report/work.h"

@@ -1,8 +1,10 @@
 #include <nlohmann/json.hpp>
 
+#include "profiler/explain/findings.h"
 #include "profiler/report/fields.h"
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

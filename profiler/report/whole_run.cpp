@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <string_view>
 
+#include "profiler/explain/causes.h"
+#include "profiler/explain/findings.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/limitations.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -5,8 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "profiler/cost/operator_work.h"
+#include "profiler/cost/step_work.h"
+#include "profiler/cost/time_model.h"
 #include "profiler/report/place_text.h"
+#include "profiler/report/printable.h"
+#include "profiler/report/report.h"
 #include "profiler/report/table.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

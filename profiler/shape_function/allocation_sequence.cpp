@@ -7,8 +7,12 @@
 #include <map>
 #include <unordered_map>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/steps/ooms.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/mix.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -5,7 +5,13 @@
 #include <algorithm>
 #include <set>
 
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/allocator/simulator.h"
+#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/op_calls.h"
+#include "profiler/shape_function/polynomial.h"
+#include "profiler/shape_function/shape_function.h"
 
 namespace oomdiag {
 namespace {

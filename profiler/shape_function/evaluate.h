@@ -2,8 +2,9 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/shape_function/polynomial.h"
 #include "profiler/shape_function/shape_function.h"
 
 namespace oomdiag {

@@ -1,12 +1,13 @@
 #include "profiler/shape_function/merge_sequences.h"
 
-#include <algorithm>
 #include <optional>
 #include <set>
 #include <span>
 #include <utility>
 
 #include "profiler/match.h"
+#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/op_calls.h"
 #include "profiler/trace/mix.h"
 
 // What all runs do alike, the tensors that ops return and the ends of steps, cuts each sequence into gaps. In a gap there are only

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/op_calls.h"
 
 namespace oomdiag {
 

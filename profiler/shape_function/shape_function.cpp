@@ -9,6 +9,11 @@
 #include <optional>
 
 #include "profiler/match.h"
+#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/merge_sequences.h"
+#include "profiler/shape_function/op_calls.h"
+#include "profiler/shape_function/polynomial.h"
+#include "profiler/shape_function/single_call.h"
 #include "profiler/trace/mix.h"
 
 // One program with two batch sizes does the same things in the same order, save where a library takes another way for a larger

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/shape_function/allocation_sequence.h"
 #include "profiler/shape_function/merge_sequences.h"
 #include "profiler/shape_function/polynomial.h"
 #include "profiler/shape_function/single_call.h"

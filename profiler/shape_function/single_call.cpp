@@ -6,6 +6,10 @@
 #include <set>
 #include <utility>
 
+#include "profiler/shape_function/merge_sequences.h"
+#include "profiler/shape_function/op_calls.h"
+#include "profiler/shape_function/polynomial.h"
+
 namespace oomdiag {
 namespace {
 

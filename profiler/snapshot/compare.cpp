@@ -7,9 +7,15 @@
 #include <span>
 #include <string_view>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/snapshot/align.h"
+#include "profiler/snapshot/window.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

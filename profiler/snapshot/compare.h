@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "profiler/snapshot/align.h"
 #include "profiler/snapshot/window.h"
 #include "profiler/trace/trace.h"
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/snapshot/snapshot.h"
 
 namespace oomdiag {
 

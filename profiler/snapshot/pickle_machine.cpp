@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 
 #include "profiler/error.h"
 #include "profiler/snapshot/byte_stream.h"
 #include "profiler/snapshot/pickle.h"
+#include "profiler/trace/event_file.h"
 
 // The pickle virtual machine (Python's pickletools documents every opcode), cut down to what plain data needs: a stack, a
 // memo and marks. What a snapshot of PyTorch is made of, whichever writer: Python's pickle (protocol 4, from 3.14 on 5) or

@@ -7,10 +7,13 @@
 #include <unordered_map>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
 #include "profiler/snapshot/fields.h"
 #include "profiler/snapshot/pickle.h"
 #include "profiler/snapshot/places.h"
 #include "profiler/snapshot/snapshot.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
 #include "profiler/trace/mix.h"
 #include "profiler/trace/packed_events.h"
 

@@ -4,6 +4,9 @@
 #include <map>
 #include <string>
 
+#include "profiler/event.h"
+#include "profiler/snapshot/snapshot.h"
+
 // A snapshot does not say where a step ends. What does, the surest first:
 //
 //   Optimizer.step   PyTorch's own annotation (2.6 and later)

@@ -2,6 +2,7 @@
 #include <span>
 #include <vector>
 
+#include "profiler/snapshot/timeline.h"
 #include "profiler/snapshot/timeline_reader.h"
 
 // The two kinds differ from each other by how deep their numbers lie:

@@ -7,10 +7,15 @@
 #include <optional>
 #include <span>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/snapshot/earlier_state.h"
+#include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/steps.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/packed_events.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "profiler/error.h"
+#include "profiler/trace/unnamed_file.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

@@ -6,7 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/snapshot/prefix_matches.h"
+#include "profiler/trace/trace.h"
 
 // Steps repeat, so a place is found by what is in use there, then by how far the events agree. The state is compared by
 // its sum first, which is kept while walking over the whole; the sizes themselves only at the place that was chosen.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "profiler/event.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

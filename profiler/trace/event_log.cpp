@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+
 namespace oomdiag {
 
 void LostEvents::add(uint64_t index) {

@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/read_header.h"
 
 namespace oomdiag {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/trace/event_file.h"
 #include "profiler/trace/format.h"
 

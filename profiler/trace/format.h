@@ -25,8 +25,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "profiler/event.h"
-
 namespace oomdiag {
 
 inline constexpr char kTraceMagic[8] = {'O', 'O', 'M', 'D', 'I', 'A', 'G', '1'};

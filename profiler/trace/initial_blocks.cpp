@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/order.h"
 
 namespace oomdiag {

@@ -2,6 +2,10 @@
 
 #include <cstring>
 
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/shared_file.h"
+
 namespace oomdiag {
 namespace {
 

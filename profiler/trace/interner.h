@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "profiler/event.h"
 #include "profiler/trace/format.h"
 #include "profiler/trace/shared_file.h"
 

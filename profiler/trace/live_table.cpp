@@ -7,6 +7,7 @@
 #include <bit>
 #include <span>
 
+#include "profiler/event.h"
 #include "profiler/trace/store.h"
 
 namespace oomdiag {

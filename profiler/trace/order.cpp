@@ -6,6 +6,9 @@
 #include <span>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
 
 // Each thread writes into a chunk of its own, so a chunk is in order and the chunks together are not. They are merged by
 // what is next in each; but nothing is moved, only the order is written down, as runs:

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
 #include "profiler/trace/event_log.h"
 
 namespace oomdiag {

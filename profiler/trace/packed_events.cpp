@@ -4,6 +4,10 @@
 #include <array>
 #include <cstring>
 
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
+
 // The history of an allocator says the same things again and again: events lie close in time, a block's free is completed
 // as soon as it is asked for, and of an event's fourteen fields five differ from those of the one before. So each window of
 // events is a row of bytes, which begin with a head:

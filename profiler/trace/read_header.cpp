@@ -5,6 +5,9 @@
 #include <string>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/format.h"
 
 namespace oomdiag {
 namespace {

@@ -2,6 +2,10 @@
 #include <cstring>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/initial_blocks.h"
 #include "profiler/trace/order.h"
 #include "profiler/trace/read_header.h"

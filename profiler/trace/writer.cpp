@@ -10,8 +10,12 @@
 #include <string>
 
 #include "profiler/error.h"
+#include "profiler/event.h"
+#include "profiler/trace/chunk_list.h"
 #include "profiler/trace/evenly_spaced.h"
 #include "profiler/trace/fences.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/shared_file.h"
 #include "profiler/trace/store.h"
 #include "profiler/trace/ticks.h"
 

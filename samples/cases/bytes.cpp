@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <charconv>
 
+#include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/report.h"
+#include "samples/cases/case_run.h"
+#include "samples/cases/scopes.h"
 
 namespace oomdiag {
 

@@ -4,7 +4,10 @@
 #include <span>
 #include <string_view>
 
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 #include "samples/cases/case_run.h"
+#include "samples/cases/scopes.h"
 
 // The figures of a run that several cases ask for. What a run does not have is 0.
 namespace oomdiag {

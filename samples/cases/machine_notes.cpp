@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
-#include "profiler/report/table.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 #include "samples/cases/bytes.h"
+#include "samples/cases/case_run.h"
+#include "samples/cases/note.h"
 #include "samples/cases/notes.h"
+#include "samples/cases/scopes.h"
 
 namespace oomdiag {
 namespace {

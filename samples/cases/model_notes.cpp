@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/shape.h"
-#include "profiler/report/table.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
 #include "samples/cases/bytes.h"
+#include "samples/cases/case_run.h"
+#include "samples/cases/note.h"
 #include "samples/cases/notes.h"
 
 namespace oomdiag {

@@ -2,7 +2,10 @@
 
 #include <array>
 
+#include "profiler/report/report.h"
 #include "samples/cases/bytes.h"
+#include "samples/cases/case_run.h"
+#include "samples/cases/note.h"
 
 namespace oomdiag {
 namespace {

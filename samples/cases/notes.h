@@ -4,6 +4,7 @@
 #include <span>
 #include <string_view>
 
+#include "profiler/report/report.h"
 #include "samples/cases/case_run.h"
 #include "samples/cases/note.h"
 

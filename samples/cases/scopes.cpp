@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

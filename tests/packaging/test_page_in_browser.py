@@ -1,5 +1,5 @@
 """The HTML pages in a real browser: axe-core finds nothing to complain of, nothing is wider than the window at three widths, light and
-dark, and they print; a failure, a run that fits, a search and a comparison of plans.
+dark, and they print; a failure, a run that fits, one whose work was metered, a search and a comparison of plans.
 
 Usage: test_page_in_browser.py --build BUILD --python PYTHON [--pictures FOLDER]. By hand: it needs Chromium (Debian's package
 `chromium`) and, in the Python that runs it, `pip install playwright axe-playwright-python` for the driver and for axe-core, which that
@@ -36,9 +36,9 @@ def write_pages(oomdiag, python, folder):
     (folder / "train.py").write_text(PROGRAM)
     program = ["--", python, str(folder / "train.py")]
     gpu = ["--device", "rtx3060", "--memory", "1GiB"]
-    pages = {name: folder / f"{name}.html" for name in ("failure", "fits", "fit", "fix", "plans")}
-    for name, batch in ("failure", "40000"), ("fits", "64"):
-        subprocess.run([oomdiag, "run", *gpu, "--no-progress", "--folder", folder / name, *program, batch], capture_output=True)
+    pages = {name: folder / f"{name}.html" for name in ("failure", "fits", "timed", "fit", "fix", "plans")}
+    for name, batch, options in ("failure", "40000", []), ("fits", "64", []), ("timed", "64", ["--meter"]):
+        subprocess.run([oomdiag, "run", *gpu, *options, "--no-progress", "--folder", folder / name, *program, batch], capture_output=True)
         run = next((folder / name).iterdir())
         subprocess.run([oomdiag, "export", run, "--to", "html", "-o", pages[name]], check=True, capture_output=True)
     for name, options in ("fit", ["fit", *gpu, "--vary", "batch=1..65536"]), ("fix", ["fix", *gpu]), ("plans", ["fix", "--budget", "700MiB", *gpu]):

@@ -119,7 +119,8 @@ class OlderSystem(unittest.TestCase):
             self.skipTest("no --chroot")
 
     def type(self, command):
-        done = run("chroot", options.chroot, "bash", "-c", command)
+        with_proc = 'mount -t proc proc "$0/proc" && exec chroot "$0" bash -c "$1"'
+        done = run("unshare", "--mount", "bash", "-c", with_proc, options.chroot, command)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 

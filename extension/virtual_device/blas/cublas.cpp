@@ -10,6 +10,7 @@
 
 #include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/stubs/handle.h"
 
 using oomdiag::find_handle;

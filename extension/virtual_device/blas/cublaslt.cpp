@@ -9,6 +9,7 @@
 
 #include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/stubs/answers.h"
 
 using oomdiag::give_new;

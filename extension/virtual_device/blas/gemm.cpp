@@ -5,6 +5,7 @@
 
 #include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

@@ -6,9 +6,7 @@
 
 #include <cupti.h>
 
-#include <algorithm>
 #include <atomic>
-#include <bitset>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

@@ -5,10 +5,12 @@
 
 #include <cudnn.h>
 
+#include "extension/virtual_device/dnn/amount.h"
 #include "extension/virtual_device/dnn/graph.h"
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Descriptor;
 

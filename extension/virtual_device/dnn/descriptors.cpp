@@ -1,5 +1,7 @@
 #include "extension/virtual_device/dnn/descriptors.h"
 
+#include "extension/virtual_device/dnn/amount.h"
+
 namespace oomdiag {
 
 void Descriptors::add(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) {

@@ -2,7 +2,6 @@
 
 #include <cudnn.h>
 
-#include <mutex>
 #include <span>
 #include <unordered_map>
 

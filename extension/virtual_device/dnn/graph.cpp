@@ -1,5 +1,6 @@
 #include "extension/virtual_device/dnn/graph.h"
 
+#include "extension/virtual_device/dnn/amount.h"
 #include "extension/virtual_device/dnn/real.h"
 
 namespace oomdiag {

@@ -4,7 +4,7 @@
 #include <cudnn.h>
 
 #include "extension/virtual_device/dnn/handle.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::give_estimate;
 

@@ -10,7 +10,7 @@
 
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

@@ -30,6 +30,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "extension/virtual_device/dnn/amount.h"
 #include "extension/virtual_device/dnn/before_9_8.h"
 #include "extension/virtual_device/dnn/descriptors.h"
 #include "extension/virtual_device/dnn/handle.h"
@@ -37,6 +38,7 @@
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace oomdiag {
 namespace {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <string>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/free_ranges.h"

@@ -8,6 +8,7 @@
 #include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Array;
 using oomdiag::find_array;

@@ -8,7 +8,11 @@
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/limits.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/pool.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::check_context;
 using oomdiag::Context;

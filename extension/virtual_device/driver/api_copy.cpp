@@ -7,6 +7,8 @@
 #include "extension/virtual_device/driver/copies.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/stream.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

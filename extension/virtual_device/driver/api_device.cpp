@@ -7,12 +7,15 @@
 #include <cstdio>
 #include <cstring>
 
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
 #include "extension/virtual_device/driver/uuid.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Device;
 using oomdiag::find_device;

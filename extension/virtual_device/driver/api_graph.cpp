@@ -13,7 +13,10 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/graph.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/small_heap.h"
+#include "extension/virtual_device/driver/stream.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Context;
 using oomdiag::find_graph;

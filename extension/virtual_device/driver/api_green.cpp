@@ -7,6 +7,8 @@
 
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Device;
 

@@ -6,8 +6,9 @@
 
 #include <cstring>
 
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

@@ -13,8 +13,10 @@
 #include "extension/virtual_device/driver/arguments.h"
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/launch_bounds.h"
 #include "extension/virtual_device/driver/module.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::current_device;
 using oomdiag::Device;

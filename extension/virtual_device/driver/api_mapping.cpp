@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include "extension/virtual_device/driver/callbacks.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/mapping.h"
+#include "extension/virtual_device/driver/small_heap.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Device;
 

@@ -6,6 +6,7 @@
 #include "extension/virtual_device/driver/copies.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

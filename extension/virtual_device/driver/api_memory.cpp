@@ -10,9 +10,11 @@
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/context.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/pool.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::current_device;
 using oomdiag::Device;

@@ -7,8 +7,9 @@
 
 #include "extension/virtual_device/driver/code.h"
 #include "extension/virtual_device/driver/context.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/module.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Code;
 using oomdiag::current_context;

@@ -8,9 +8,12 @@
 
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/pool.h"
 #include "extension/virtual_device/driver/stream.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::Device;
 using oomdiag::Pool;

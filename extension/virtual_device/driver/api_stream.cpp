@@ -7,9 +7,12 @@
 
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/pool.h"
 #include "extension/virtual_device/driver/stream.h"
+#include "extension/virtual_device/entry_point.h"
 
 using oomdiag::current_context;
 using oomdiag::Event;

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

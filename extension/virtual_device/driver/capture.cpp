@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/graph.h"
+#include "extension/virtual_device/driver/stream.h"
 
 namespace oomdiag {
 namespace {

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "extension/virtual_device/driver/graph.h"
 #include "extension/virtual_device/driver/stream.h"
 
 // Stream capture: a graph that grows by one node for each piece of work. Which nodes the next one follows is kept by

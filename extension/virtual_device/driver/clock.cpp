@@ -6,7 +6,9 @@
 #include <ctime>
 
 #include "extension/environment.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/stream.h"
 
 namespace oomdiag {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/stream.h"
 
 // Time. Unless OOMDIAG_CLOCKED=1, work is done when it is submitted. With it, each stream has a clock that says when its

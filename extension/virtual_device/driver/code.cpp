@@ -7,7 +7,6 @@
 #include <iterator>
 #include <vector>
 
-#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/host_memory.h"
 
 namespace oomdiag {

@@ -2,7 +2,6 @@
 
 #include <cuda.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>

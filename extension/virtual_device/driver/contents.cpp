@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "extension/virtual_device/driver/locks.h"
+
 namespace oomdiag {
 
 Pattern::Pattern(const void* number, size_t bytes) : bytes_(bytes) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <vector>
 
 #include "extension/virtual_device/driver/callbacks.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/limits.h"
 #include "extension/virtual_device/driver/mapping.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/module.h"
 #include "extension/virtual_device/driver/small_heap.h"
 #include "extension/virtual_device/driver/stream.h"

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -11,8 +10,10 @@
 #include <stdexcept>
 
 #include "extension/environment.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/gpu.h"
 #include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/uuid.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "extension/virtual_device/driver/gpu.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/memory_account.h"
 
 namespace oomdiag {

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "extension/virtual_device/device_files/gpu.h"
+
 namespace oomdiag {
 
 std::string describe_for_cudnn(const Gpu& gpu) {

@@ -1,6 +1,7 @@
 #include "extension/virtual_device/driver/heap.h"
 
 #include "extension/virtual_device/driver/address_space.h"
+#include "extension/virtual_device/driver/small_heap.h"
 
 namespace oomdiag {
 

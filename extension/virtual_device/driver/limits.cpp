@@ -4,6 +4,8 @@
 
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/context.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/small_heap.h"
 
 namespace oomdiag {

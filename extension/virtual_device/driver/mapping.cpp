@@ -6,6 +6,10 @@
 #include "extension/virtual_device/driver/address_space.h"
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/memory_account.h"
+#include "extension/virtual_device/driver/small_heap.h"
 
 namespace oomdiag {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/memory.h"
 
 // Virtual memory management, as PyTorch's expandable segments use it: address space is reserved once, physical pages

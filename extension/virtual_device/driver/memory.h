@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/heap.h"
 
 // Memory of the virtual GPUs.
 //

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
 

@@ -1,11 +1,14 @@
 #include "extension/virtual_device/driver/module.h"
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
+#include "extension/virtual_device/device_files/gpu.h"
+#include "extension/virtual_device/driver/code.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/driver/memory.h"
 

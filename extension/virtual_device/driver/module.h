@@ -3,9 +3,9 @@
 #include <cuda.h>
 
 #include <map>
-#include <memory>
 #include <string>
 
+#include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/code.h"
 #include "extension/virtual_device/driver/context.h"
 

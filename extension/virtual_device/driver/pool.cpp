@@ -4,6 +4,11 @@
 #include <atomic>
 #include <vector>
 
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/heap.h"
+#include "extension/virtual_device/driver/memory_account.h"
+#include "extension/virtual_device/driver/small_heap.h"
+
 namespace oomdiag {
 namespace {
 

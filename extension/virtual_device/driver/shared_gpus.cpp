@@ -13,6 +13,7 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 namespace {

@@ -3,6 +3,8 @@
 #include <memory>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/context.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace oomdiag {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/fft/forward.h"
 
 namespace {

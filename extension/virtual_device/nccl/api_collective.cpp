@@ -1,8 +1,10 @@
 // Collectives: a piece of work on the stream, and the contents that can be known (mailbox.h).
 
-#include <vector>
-
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/nccl/connections.h"
+#include "extension/virtual_device/nccl/mailbox.h"
 #include "extension/virtual_device/nccl/single_rank/deferred_calls.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
 #include "extension/virtual_device/nccl/transfer.h"

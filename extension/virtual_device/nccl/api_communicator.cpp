@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/split.h"
 #include "extension/virtual_device/nccl/unique_id.h"

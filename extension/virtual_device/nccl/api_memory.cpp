@@ -1,7 +1,6 @@
 // Memory that programs get from NCCL or make known to it, and reduction operators of their own.
 
-#include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/entry_point.h"
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclMemAlloc(void** block, size_t bytes) {
   return cudaMalloc(block, bytes) ? ncclUnhandledCudaError : ncclSuccess;

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/nccl/connections.h"
+#include "extension/virtual_device/nccl/mailbox.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
 #include "extension/virtual_device/nccl/single_rank/members.h"
 

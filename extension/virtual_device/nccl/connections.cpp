@@ -8,6 +8,7 @@
 
 #include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/nccl/buffer_sizes.h"
 #include "extension/virtual_device/nccl/environment.h"
 
 namespace oomdiag {

@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/nccl/mailbox.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
 
 namespace oomdiag {

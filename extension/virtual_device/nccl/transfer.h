@@ -1,6 +1,7 @@
 #pragma once
 
 #include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/nccl/mailbox.h"
 
 // What collectives and messages have in common: work on a stream, and contents that go from rank to rank.
 

@@ -12,6 +12,7 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
 #include "extension/virtual_device/driver/uuid.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include "extension/virtual_device/runtime/array.h"
 
 #include "extension/virtual_device/driver/array.h"
-#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::driver_array;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/forgetting.h"
 #include "extension/virtual_device/runtime/status.h"
 

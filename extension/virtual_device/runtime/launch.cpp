@@ -10,6 +10,7 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/launch_bounds.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;

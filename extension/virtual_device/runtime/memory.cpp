@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;

@@ -2,6 +2,7 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/errors.h"
+#include "extension/virtual_device/entry_point.h"
 
 namespace oomdiag {
 

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <unordered_map>
 
-#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;

@@ -11,6 +11,8 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/solver/forward.h"
+#include "extension/virtual_device/stubs/answers.h"
+#include "extension/virtual_device/stubs/handle.h"
 
 namespace {
 

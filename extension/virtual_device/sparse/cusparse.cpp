@@ -9,7 +9,11 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/sparse/answers.h"
 #include "extension/virtual_device/sparse/forward.h"
+#include "extension/virtual_device/stubs/answers.h"
+#include "extension/virtual_device/stubs/handle.h"
 
 namespace {
 

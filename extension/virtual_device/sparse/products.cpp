@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/sparse/answers.h"
 
 using oomdiag::find_matrix;

@@ -3,7 +3,10 @@
 
 #include <cstring>
 
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/sparselt/forward.h"
+#include "extension/virtual_device/stubs/handle.h"
 
 namespace {
 

@@ -10,6 +10,7 @@
 
 #include "extension/torch_version.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/torch/compute.h"
 #include "extension/virtual_device/torch/rest.h"
 

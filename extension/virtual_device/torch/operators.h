@@ -4,8 +4,6 @@
 #include <ATen/record_function.h>
 
 #include <cstdint>
-#include <optional>
-#include <vector>
 
 namespace oomdiag {
 

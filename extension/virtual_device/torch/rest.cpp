@@ -1,7 +1,5 @@
 #include "extension/virtual_device/torch/rest.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <filesystem>
 #include <fstream>

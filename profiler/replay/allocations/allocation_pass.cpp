@@ -3,7 +3,16 @@
 #include <algorithm>
 #include <memory>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/allocations/device_follower.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/event_log.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/trace.h"
 
 // Each allocation has a record (allocation_table.h). Events add to it what they say of the block, also after the moment that
 // is described: a module may name its parameters later, and the graph is traversed when backward begins. When the block is

@@ -4,9 +4,11 @@
 #include <optional>
 #include <vector>
 
+#include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/history.h"
-#include "profiler/trace/format.h"
 
 namespace oomdiag {
 

@@ -2,7 +2,16 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/allocator/initial_layout.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/event_log.h"
 #include "profiler/trace/group_role.h"
 
 namespace oomdiag {

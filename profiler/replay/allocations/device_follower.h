@@ -2,17 +2,23 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/allocations/device_stats.h"
 #include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/allocations/growth_samples.h"
+#include "profiler/replay/allocations/live_set.h"
 #include "profiler/replay/allocations/open_ops.h"
+#include "profiler/replay/allocator/address_map.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/evidence/allocation_reader.h"
 #include "profiler/replay/evidence/graphs.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/steps/phases.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -3,6 +3,16 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/phases.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 
 DeviceStats::DeviceStats(const Trace& trace, uint8_t device, Blocks& blocks, FollowedDevice& result)

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <span>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/steps/phases.h"
 #include "profiler/replay/steps/timeline.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -2,6 +2,9 @@
 
 #include <set>
 
+#include "profiler/event.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 
 // A place that keeps the last N of what it makes looks, by those that live, as if it had begun to grow N steps ago. But

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/allocations/live_set.h"
 #include "profiler/replay/history.h"
 

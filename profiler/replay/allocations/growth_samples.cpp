@@ -2,7 +2,14 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/allocations/earlier_levels.h"
+#include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

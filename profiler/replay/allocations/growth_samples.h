@@ -1,14 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/allocations/earlier_levels.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/evenly_spaced.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -2,6 +2,11 @@
 
 #include <algorithm>
 
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/evidence/allocation_reader.h"
+#include "profiler/replay/evidence/graphs.h"
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 
 void LiveSetSavingNodes::begin(Phase phase, bool own_traversal, const Graphs& graphs) {

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/evidence/allocation_reader.h"
 #include "profiler/replay/evidence/graphs.h"
+#include "profiler/replay/history.h"
 
 // Two views of the table of allocations: what lives at one moment, and what lives in one step. That a moment was the peak, or a
 // step the one that has it, is known only at the end: both are followed from their beginning and dropped when a higher point

@@ -2,7 +2,18 @@
 
 #include <algorithm>
 
+#include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/allocations/live_set.h"
+#include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/evidence/allocation_reader.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/non_pytorch/non_pytorch.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

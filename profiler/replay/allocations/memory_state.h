@@ -3,6 +3,9 @@
 #include <vector>
 
 #include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -4,6 +4,16 @@
 #include <span>
 #include <utility>
 
+#include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/allocations/live_set.h"
+#include "profiler/replay/evidence/allocation_reader.h"
+#include "profiler/replay/evidence/categories.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 namespace {
 

@@ -1,6 +1,11 @@
 #pragma once
 
 #include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/followed_device.h"
+#include "profiler/replay/allocations/live_set.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

@@ -1,7 +1,9 @@
 #include <algorithm>
-#include <utility>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocator/address_map.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/rounding.h"
 
 // The layout that the allocator itself reported at an OOM replaces the replayed one. In a whole trace the two are the same; in
 // one that begins in the middle this is where sizes, holes and reserved bytes become exact.

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocator/rounding.h"
+
 // Why replay split and merge? Events carry the bytes that were *requested*. What the GPU loses is the block, and a block
 // can be up to 1 MiB larger than its request, depending on what was free at that address just then. Rounding alone is off
 // by up to 25 MB in a real run; doing what the allocator did is exact to the byte.

@@ -8,7 +8,7 @@
 
 #include "profiler/event.h"
 #include "profiler/replay/allocator/address_map.h"
-#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 
 namespace oomdiag {
 

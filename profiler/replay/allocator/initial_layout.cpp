@@ -1,6 +1,8 @@
 #include "profiler/replay/allocator/initial_layout.h"
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/trace/event_log.h"
 
 namespace oomdiag {
 namespace {

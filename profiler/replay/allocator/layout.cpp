@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 
 SegmentLayout lay_out(std::span<const Block> segment) {

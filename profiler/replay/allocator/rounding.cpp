@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "profiler/replay/allocator/settings.h"
+
 namespace oomdiag {
 namespace {
 

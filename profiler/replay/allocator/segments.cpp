@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/allocator/rounding.h"
 
 // Segments come and go as a whole, or, if they are expandable, page by page.
 //

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+
 // Segments are rows of pieces that are linked in address order. An expandable segment is one row for each pool that never ends:
 // its last piece is unmapped, and stands for all addresses behind.
 //

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
 
 namespace oomdiag {
 

@@ -4,7 +4,14 @@
 #include <map>
 #include <tuple>
 
+#include "profiler/event.h"
+#include "profiler/replay/allocations/allocation_table.h"
+#include "profiler/replay/evidence/categories.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/evidence/stack_rules.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -9,6 +9,8 @@
 #include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/evidence/stack_rules.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

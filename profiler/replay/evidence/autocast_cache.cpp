@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 namespace {
 

@@ -5,6 +5,8 @@
 
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 
 // What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to know. We put together
 // what the hooks saw, strongest evidence first, each block in one category:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/evidence/join.h"
 
 namespace oomdiag {

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocations/allocation_table.h"
 
 // Which saved tensors count at a moment? The graph is traversed when a backward pass begins, and by the OOM observer:

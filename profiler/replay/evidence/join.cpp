@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "profiler/event.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 
 void NodeTable::add(const Event& nodes_created) {

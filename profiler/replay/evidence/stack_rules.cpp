@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "profiler/replay/history.h"
+
 // What does a block hold, if all that was recorded are the stacks of its alloc and its free, as in PyTorch's own memory
 // history? Two tables say so. The first finds frames that say something. The second reads what was found, and what
 // became of the block: a tensor of forward that a node of backward frees was saved for it, a tensor of backward that

@@ -6,8 +6,11 @@
 #include <iterator>
 #include <set>
 
+#include "profiler/event.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/history.h"
 #include "profiler/trace/gpu_pages.h"
+#include "profiler/trace/trace.h"
 
 // The tracking table of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator
 // asks the same driver: they are recognised by the library that asks, libc10_cuda, and where a program gave a memory

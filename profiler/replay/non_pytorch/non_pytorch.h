@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <map>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
 

@@ -1,6 +1,6 @@
 #include "profiler/replay/steps/iterations.h"
 
-#include "profiler/replay/steps/prescan.h"
+#include "profiler/event.h"
 
 namespace oomdiag {
 namespace {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 
+#include "profiler/event.h"
 #include "profiler/trace/trace.h"
 
 // Steps of a program that does not train: inference, generate(), a server. One iteration is one of

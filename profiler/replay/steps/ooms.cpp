@@ -4,6 +4,10 @@
 #include <array>
 #include <string_view>
 
+#include "profiler/event.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
 

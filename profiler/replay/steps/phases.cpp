@@ -1,5 +1,11 @@
 #include "profiler/replay/steps/phases.h"
 
+#include "profiler/event.h"
+#include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
+
 namespace oomdiag {
 
 Phases::Phases(const Trace& trace, const TracePrescan& prescan)

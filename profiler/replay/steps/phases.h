@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/history.h"
 #include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 

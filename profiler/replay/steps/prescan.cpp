@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <array>
 
+#include "profiler/event.h"
+#include "profiler/replay/steps/iterations.h"
 #include "profiler/replay/steps/ooms.h"
 #include "profiler/replay/steps/recorder_notes.h"
+#include "profiler/trace/event_log.h"
 #include "profiler/trace/format.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/steps/iterations.h"
 #include "profiler/trace/trace.h"

@@ -2,6 +2,9 @@
 
 #include <string_view>
 
+#include "profiler/event.h"
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 
 void NoteReader::read(const Event& event) {

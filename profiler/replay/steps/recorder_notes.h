@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "profiler/replay/history.h"
+
 namespace oomdiag {
 
 void PhasePeaks::add(uint32_t step, Phase phase, int64_t allocated_bytes) {

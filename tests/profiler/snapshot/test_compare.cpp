@@ -1,6 +1,7 @@
 #include <map>
 #include <random>
 
+#include "profiler/snapshot/align.h"
 #include "profiler/snapshot/compare.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"

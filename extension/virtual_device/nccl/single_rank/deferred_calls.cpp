@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/group.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
+#include "extension/virtual_device/nccl/transfer.h"
 
 namespace oomdiag {
 namespace {

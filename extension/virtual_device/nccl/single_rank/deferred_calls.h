@@ -1,5 +1,6 @@
 #pragma once
 
+#include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/transfer.h"
 
 // What a single rank takes for what it receives in a group: from a rank what it sends to that rank in the same group, and of
