@@ -36,7 +36,7 @@ Cause find_cause(const FailureFacts& facts, const MemoryState& state) {
   const CauseRow& row = decide_cause(facts);
   Cause cause{.kind = row.kind, .because = row.because, .short_by_bytes = row.short_by(facts), .facts = facts};
   if (row.kind == CauseKind::non_pytorch) cause.holders = list_foreign_owners(state);
-  if (facts.is_enough_if_packed()) cause.pinned = find_pinned_holes(state, 5);
+  if (facts.is_enough_if_packed()) cause.blocked_segments = find_blocked_segments(state, 5);
   return cause;
 }
 
@@ -144,7 +144,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const Device& gpu = inputs.device;
   const MemoryState& state = device.state;
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = gpu.total_bytes - state.outside_bytes;
+  const int64_t room = gpu.total_bytes - state.non_pytorch_bytes;
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;
@@ -157,9 +157,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     findings.cause = find_cause(facts, state);
   }
   findings.packing = measure_packing(state, gpu.total_bytes);
-  findings.required_bytes = state.outside_bytes + findings.packing.pack_bytes;
+  findings.required_bytes = state.non_pytorch_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.required_bytes += segment_size(requested, settings) + private_pools;
-  findings.required_bytes = std::max(findings.required_bytes, state.outside_bytes + step.need.most());
+  findings.required_bytes = std::max(findings.required_bytes, state.non_pytorch_bytes + step.need.most());
   findings.owners = list_owners(state);
   findings.largest = follow_largest(state);
   findings.headroom_bytes =

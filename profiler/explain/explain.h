@@ -42,6 +42,6 @@ Cause find_cause(const FailureFacts& facts, const MemoryState& state);
 Packing measure_packing(const MemoryState& state, int64_t total_bytes);
 
 /// The segments whose holes are largest but cannot be given back, and what pins them.
-std::vector<PinnedSegment> find_pinned_holes(const MemoryState& state, size_t at_most);
+std::vector<BlockedSegment> find_blocked_segments(const MemoryState& state, size_t at_most);
 
 }  // namespace oomdiag

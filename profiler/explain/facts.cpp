@@ -22,7 +22,7 @@ constexpr int64_t kUsualContextBytes = kGiB;
 
 // Another process may have freed what was missing a moment before.
 bool shares_device(const MemoryState& state) {
-  return std::any_of(state.outside.begin(), state.outside.end(),
+  return std::any_of(state.non_pytorch.begin(), state.non_pytorch.end(),
                      [](const NonPytorchOwner& owner) { return owner.kind == "process"; });
 }
 
@@ -76,7 +76,7 @@ bool is_own(const NonPytorchOwner& owner) { return owner.owner == "context" || o
 int64_t usual_non_pytorch(const MemoryState& state, int64_t context_bytes) {
   int64_t own = 0;
   int64_t unexplained = 0;
-  for (const NonPytorchOwner& owner : state.outside) {
+  for (const NonPytorchOwner& owner : state.non_pytorch) {
     if (is_own(owner)) own += owner.bytes;
     if (owner.owner == "unexplained") unexplained = owner.bytes;
   }
@@ -100,7 +100,7 @@ bool saves_for_backward(const MemoryState& state) {
 }  // namespace
 
 std::vector<NonPytorchOwner> list_foreign_owners(const MemoryState& state) {
-  std::vector<NonPytorchOwner> owners = state.outside;
+  std::vector<NonPytorchOwner> owners = state.non_pytorch;
   std::erase_if(owners, [](const NonPytorchOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
   std::stable_sort(owners.begin(), owners.end(),
                    [](const NonPytorchOwner& a, const NonPytorchOwner& b) { return a.bytes > b.bytes; });
@@ -121,7 +121,7 @@ FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings&
                      .reserved_bytes = state.reserved_bytes,
                      .cached_bytes = state.reserved_bytes - state.allocated_bytes - state.pending_free_bytes,
                      .pending_free_bytes = state.pending_free_bytes,
-                     .non_pytorch_bytes = state.outside_bytes,
+                     .non_pytorch_bytes = state.non_pytorch_bytes,
                      .usual_non_pytorch_bytes = usual_non_pytorch(state, limits.context_bytes),
                      .grown_bytes = sum_grown(growths) + grown_in_request(failure, growths),
                      .bytes_per_step = sum_per_step(growths),

@@ -19,13 +19,13 @@ namespace oomdiag {
 using Figures = std::vector<std::pair<std::string, int64_t>>;
 
 /// A segment with a hole that its other blocks keep from being used or given back.
-struct PinnedSegment {
+struct BlockedSegment {
   int64_t bytes = 0;
   int64_t largest_free_block_bytes = 0;
   int64_t used_bytes = 0;
   std::vector<LiveBlock> blocked_by{};  ///< its largest blocks in use, at most 3
 
-  bool operator==(const PinnedSegment&) const = default;
+  bool operator==(const BlockedSegment&) const = default;
 };
 
 struct Cause {
@@ -34,8 +34,8 @@ struct Cause {
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
   FailureFacts facts{};
   std::vector<NonPytorchOwner> holders{};  ///< of non_pytorch: who has more than a process needs, largest first
-  std::vector<PinnedSegment>
-      pinned{};  ///< where free and cached bytes are enough: largest free blocks first, at most 5
+  std::vector<BlockedSegment>
+      blocked_segments{};  ///< where free and cached bytes are enough: largest free blocks first, at most 5
 
   bool operator==(const Cause&) const = default;
 };

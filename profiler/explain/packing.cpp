@@ -36,19 +36,19 @@ Packing measure_packing(const MemoryState& state, int64_t total_bytes) {
   return packing;
 }
 
-std::vector<PinnedSegment> find_pinned_holes(const MemoryState& state, size_t at_most) {
-  std::vector<const SegmentLayout*> pinned;
+std::vector<BlockedSegment> find_blocked_segments(const MemoryState& state, size_t at_most) {
+  std::vector<const SegmentLayout*> blocked;
   for (const SegmentLayout& segment : state.segments) {
-    if (segment.used_bytes > 0 && segment.holes > 0) pinned.push_back(&segment);
+    if (segment.used_bytes > 0 && segment.holes > 0) blocked.push_back(&segment);
   }
-  std::sort(pinned.begin(), pinned.end(), [](const SegmentLayout* a, const SegmentLayout* b) {
+  std::sort(blocked.begin(), blocked.end(), [](const SegmentLayout* a, const SegmentLayout* b) {
     return std::tie(a->largest_free_block_bytes, b->address) > std::tie(b->largest_free_block_bytes, a->address);
   });
-  if (pinned.size() > at_most) pinned.resize(at_most);
+  if (blocked.size() > at_most) blocked.resize(at_most);
 
-  std::vector<PinnedSegment> result;
-  for (const SegmentLayout* segment : pinned) {
-    PinnedSegment& one = result.emplace_back();
+  std::vector<BlockedSegment> result;
+  for (const SegmentLayout* segment : blocked) {
+    BlockedSegment& one = result.emplace_back();
     one.bytes = segment->bytes;
     one.largest_free_block_bytes = segment->largest_free_block_bytes;
     one.used_bytes = segment->used_bytes;

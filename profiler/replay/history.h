@@ -127,13 +127,14 @@ struct MemoryState {
   Phase phase = Phase::setup;
   Where where{};  ///< of the allocation that failed, or that made the peak
   int64_t allocated_bytes = 0, pending_free_bytes = 0, reserved_bytes = 0;
-  int64_t outside_bytes =
+  int64_t non_pytorch_bytes =
       0;  ///< taken on the GPU by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
-  std::vector<NonPytorchOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
-  std::vector<NonPytorchOwner> host_memory{};  ///< pinned and managed, by whom
+  std::vector<NonPytorchOwner>
+      non_pytorch{};  ///< of non_pytorch_bytes, the last is "unexplained", which may be negative
+  std::vector<NonPytorchOwner> host_memory{};          ///< pinned and managed, by whom
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< the former by place, largest first
-  bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
+  bool saved_from_earlier_step = false;  ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 
@@ -317,7 +318,7 @@ struct DeviceHistory {
   int64_t replay_error_bytes = 0;  ///< largest difference between the replay and what PyTorch counted itself
   int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
-  bool outside_measured = false;   ///< false: nothing said how much of the GPU others use
+  bool non_pytorch_measured = false;                       ///< false: nothing said how much of the GPU others use
   std::vector<InitializationStep> initialization_steps{};  ///< in order
   std::vector<NonPytorchOwner> failed_driver_requests{};   ///< the largest failed request of each library to the driver
   bool sharded = false;        ///< its process shares parameters with other ranks already: FSDP, ZeRO-3

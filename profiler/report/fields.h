@@ -257,7 +257,7 @@ void visit_fields(Visitor& visit, Value& value) {
         value.short_by_bytes);
   visit({"evidence", "the facts that the choice rests on"}, value.evidence);
   visit({"blocked_segments", "where free and cached bytes would be enough: those with the largest free blocks"},
-        value.pinned);
+        value.blocked_segments);
   visit({"non_pytorch", "of non-PyTorch memory: who holds it"}, value.non_pytorch);
 }
 
@@ -482,7 +482,7 @@ void visit_fields(Visitor& visit, Value& value) {
       {{"reserved_bytes", "in their segments"}, {"cached_bytes", "of these, not allocated: part of `card`'s"}});
   visit({"non_pytorch",
          "who holds `card.non_pytorch_bytes`; adds up to it, the last is `unexplained` and may be negative"},
-        value.outside);
+        value.non_pytorch);
   visit({"host_memory", "pinned memory of the host, and managed memory, which may be on either side"},
         value.host_memory);
   visit({"pinned_host_memory", "by the 8 places that asked for most; PyTorch keeps such blocks for whoever asks next"},

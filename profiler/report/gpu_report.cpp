@@ -142,14 +142,14 @@ ReportCause report_cause(const Cause& cause) {
                      .because = std::string(cause.because),
                      .short_by_bytes = cause.short_by_bytes,
                      .evidence = cause.facts,
-                     .pinned = {},
+                     .blocked_segments = {},
                      .non_pytorch = cause.holders};
-  for (const PinnedSegment& segment : cause.pinned) {
-    auto& pinned = report.pinned.emplace_back();
-    pinned.bytes = segment.bytes;
-    pinned.largest_free_block_bytes = segment.largest_free_block_bytes;
-    pinned.used_bytes = segment.used_bytes;
-    for (const LiveBlock& block : segment.blocked_by) pinned.blocked_by.push_back(report_owner(block));
+  for (const BlockedSegment& segment : cause.blocked_segments) {
+    auto& blocked = report.blocked_segments.emplace_back();
+    blocked.bytes = segment.bytes;
+    blocked.largest_free_block_bytes = segment.largest_free_block_bytes;
+    blocked.used_bytes = segment.used_bytes;
+    for (const LiveBlock& block : segment.blocked_by) blocked.blocked_by.push_back(report_owner(block));
   }
   return report;
 }
@@ -193,7 +193,7 @@ ReportMemory report_memory(const MemoryState& state) {
   return {.allocated_bytes = state.allocated_bytes,
           .pending_free_bytes = state.pending_free_bytes,
           .cached_bytes = state.reserved_bytes - state.allocated_bytes - state.pending_free_bytes,
-          .non_pytorch_bytes = state.outside_bytes,
+          .non_pytorch_bytes = state.non_pytorch_bytes,
           .free_bytes = state.free_bytes};
 }
 
@@ -324,7 +324,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.from_stacks = report_from_stacks(state);
   report.memory = report_memory(state);
   report.private_pools = report_private_pools(state);
-  report.outside = state.outside;
+  report.non_pytorch = state.non_pytorch;
   report.host_memory = state.host_memory;
   const auto pinned_host_memory =
       std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPinnedPlaces));

@@ -146,7 +146,7 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
 
 // Unfolds into its owners, of which "unexplained" always stands there.
 void non_pytorch_details(Holders& table, const ReportOfDevice& device) {
-  for (const NonPytorchOwner& owner : device.outside) {
+  for (const NonPytorchOwner& owner : device.non_pytorch) {
     if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
   }
 }

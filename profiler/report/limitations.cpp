@@ -159,7 +159,7 @@ void add_oversubscription(const Trace& trace, const DeviceHistory& device, const
   int64_t managed = 0;
   for (const NonPytorchOwner& one : device.state.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
   const int64_t total = find_gpu(trace, device.index).total_bytes;
-  const int64_t used = std::max(managed, device.state.reserved_bytes) + device.state.outside_bytes;
+  const int64_t used = std::max(managed, device.state.reserved_bytes) + device.state.non_pytorch_bytes;
   if (managed == 0 || total == 0 || used <= total) return;
   limitations.push_back(
       fmt::format("{}{} of managed memory do not fit the GPU beside the rest: its pages move between GPU and host, "
@@ -181,10 +181,10 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
   if (!device.reserved_known) {
     limitations.push_back(gpu + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
-  if (!trace.process.snapshot && !device.outside_measured && find_gpu(trace, device.index).context_bytes == 0) {
+  if (!trace.process.snapshot && !device.non_pytorch_measured && find_gpu(trace, device.index).context_bytes == 0) {
     limitations.push_back(gpu + "non-PyTorch memory is not known: the GPU was never asked");
   }
-  if (device.state.saved_by_likeness) {
+  if (device.state.saved_from_earlier_step) {
     limitations.push_back(
         fmt::format("{}the graph of step {} was not walked: what it saved is known from an earlier step like it", gpu,
                     device.state.step));
@@ -209,7 +209,8 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
 
 bool shares_a_gpu(const History& history) {
   return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
-    return std::ranges::any_of(device.state.outside, [](const NonPytorchOwner& one) { return one.kind == "process"; });
+    return std::ranges::any_of(device.state.non_pytorch,
+                               [](const NonPytorchOwner& one) { return one.kind == "process"; });
   });
 }
 

@@ -106,8 +106,8 @@ struct ReportCause {
   std::string because{};  ///< which row of kCauses
   int64_t short_by_bytes = 0;
   FailureFacts evidence{};
-  std::vector<ReportBlockedSegment> pinned{};  ///< where free and cached bytes are enough
-  std::vector<NonPytorchOwner> non_pytorch{};  ///< of non_pytorch
+  std::vector<ReportBlockedSegment> blocked_segments{};  ///< where free and cached bytes are enough
+  std::vector<NonPytorchOwner> non_pytorch{};            ///< of non_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };
@@ -197,9 +197,9 @@ struct ReportOfDevice {
   std::vector<ReportFromStacks>
       from_stacks{};  ///< how far the categories of a snapshot can be trusted; adds up to them
   ReportMemory memory{};
-  Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of GPU's
-  std::vector<NonPytorchOwner> outside{};  ///< adds up to memory.non_pytorch_bytes; the last is "unexplained"
-  std::vector<NonPytorchOwner> host_memory{};          ///< pinned and managed
+  Figures private_pools{};  ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of GPU's
+  std::vector<NonPytorchOwner> non_pytorch{};  ///< adds up to memory.non_pytorch_bytes; the last is "unexplained"
+  std::vector<NonPytorchOwner> host_memory{};  ///< pinned and managed
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< of host_memory: at most 8 places
   std::vector<InitializationStep> initialization_steps{};
   std::vector<NonPytorchOwner> failed_driver_requests{};  ///< the largest failed request of each library to the driver

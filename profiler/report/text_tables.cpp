@@ -37,13 +37,14 @@ std::string place_of(const PinnedHostMemory& place) {
 }  // namespace
 
 std::string holes_table(const ReportOfDevice& device) {
-  if (!device.cause || device.cause->kind != CauseKind::fragmentation || device.cause->pinned.empty()) return {};
+  if (!device.cause || device.cause->kind != CauseKind::fragmentation || device.cause->blocked_segments.empty())
+    return {};
   int64_t largest = 0;
-  for (const ReportBlockedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
+  for (const ReportBlockedSegment& segment : device.cause->blocked_segments) largest = std::max(largest, segment.bytes);
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("largest free blocks, {}", unit.name), 24) +
                      fmt::format("{:>9}{:>9}   blocked by\n", "free", "segment");
-  for (const ReportBlockedSegment& segment : device.cause->pinned) {
+  for (const ReportBlockedSegment& segment : device.cause->blocked_segments) {
     if (reads_as_zero(segment.largest_free_block_bytes, unit)) continue;
     const std::string by = segment.blocked_by.empty() ? "" : label_of(segment.blocked_by.front());
     text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_free_block_bytes, unit),

@@ -92,8 +92,8 @@ void note_fragmentation(Note& note, Runs runs) {
     note.figure(run.variant + ".idle_bytes", idle);
     note.say(fmt::format("{}: {} are requested and {} are free, but no free block is large enough.", run.variant,
                          with_unit(device.failure->requested_bytes), with_unit(idle)));
-    if (!device.cause || device.cause->pinned.empty()) continue;
-    const ReportBlockedSegment& segment = device.cause->pinned.front();
+    if (!device.cause || device.cause->blocked_segments.empty()) continue;
+    const ReportBlockedSegment& segment = device.cause->blocked_segments.front();
     const std::string by = segment.blocked_by.empty() ? "?" : segment.blocked_by.front().name;
     note.figure(run.variant + ".largest_free_block_bytes", segment.largest_free_block_bytes);
     note.say(fmt::format("The largest free block is {} in a segment of {}, blocked by {} ({}).",

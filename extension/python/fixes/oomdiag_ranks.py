@@ -1,7 +1,7 @@
 """One rank of a job, alone: what PyTorch is given of ranks that are not there (oomdiag run --world-size 64 --rank 5).
 
 They are taken to be like this one. Where that is no answer (an object, a key that only another rank makes), the rank that
-makes it is summoned: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
+makes it is started: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
 NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does beside NCCL is here. Processes of a job share a folder
 (OOMDIAG_RANK_JOB). It replaces these names of torch.distributed:
 
@@ -16,7 +16,7 @@ NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does besid
 C++ calls the methods of a backend that is written in Python since torch 2.15. Before, it calls only those of a group: there, a
 group with gloo is a SingleGroup, for which distributed_c10d._new_process_group_helper is wrapped.
 
-Symmetric memory of a group is mapped by each of its ranks, so all of them are summoned for it.
+Symmetric memory of a group is mapped by each of its ranks, so all of them are started for it.
 """
 import collections
 import ctypes
@@ -41,7 +41,7 @@ class SingleRankError(RuntimeError):
 
 
 def end_with_owner():
-    """In a rank that was summoned: when the one that is diagnosed ends, however it does, so do we."""
+    """In a rank that was started: when the one that is diagnosed ends, however it does, so do we."""
     owner = int(os.environ.get("OOMDIAG_RANK_OWNER", "0"))
 
     def watch():
@@ -115,9 +115,9 @@ def _find(name):
 
 
 def _fetch(name, rank):
-    """A file that `rank` leaves, which is summoned for it; None if it does not."""
+    """A file that `rank` leaves, which is started for it; None if it does not."""
     found = _find(name)
-    if found is not None or rank == _own_rank() or not _nccl().oomdiag_nccl_summon(rank):
+    if found is not None or rank == _own_rank() or not _nccl().oomdiag_nccl_start_peer(rank):
         return found
     deadline = time.monotonic() + _PATIENCE_SECONDS
     _nccl().oomdiag_nccl_wait_for(rank)

@@ -80,9 +80,9 @@ void DeviceStats::take_totals(const Event& event) {
 
 void DeviceStats::read_device_memory(const Event& event, uint64_t index) {
   const int64_t outside = sane_bytes(event.bytes) - sane_bytes(event.address) - blocks_.reserved_bytes();
-  result_.outside.push_back({index, std::max<int64_t>(0, outside)});
-  if (result_.outside.size() > 64)
-    result_.outside.erase(result_.outside.begin() + 16);  // long runs say it at each step
+  result_.non_pytorch.push_back({index, std::max<int64_t>(0, outside)});
+  if (result_.non_pytorch.size() > 64)
+    result_.non_pytorch.erase(result_.non_pytorch.begin() + 16);  // long runs say it at each step
 }
 
 bool DeviceStats::check_layout(std::span<const Event> layout) {

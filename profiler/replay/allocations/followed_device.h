@@ -30,15 +30,15 @@ struct ReferrerEvents {
 /// How much of a GPU others than PyTorch's allocator used, whenever the trace tells.
 struct NonPytorchReading {
   uint64_t event = 0;
-  int64_t outside_bytes = 0;
+  int64_t non_pytorch_bytes = 0;
 };
 
 /// What the allocation pass finds out about one device. Its allocations are those of the pass's table.
 struct FollowedDevice {
   DeviceHistory history{};  ///< all but what is read from the other members
   bool used = false;
-  std::vector<NonPytorchReading> outside{};
-  std::vector<uint64_t> outside_events{};  ///< indices of those that non_pytorch.h reads
+  std::vector<NonPytorchReading> non_pytorch{};
+  std::vector<uint64_t> non_pytorch_events{};  ///< indices of those that non_pytorch.h reads
   StatePoint point{};
   LiveSet live_set{};        ///< there
   StepCollector step{};      ///< DeviceHistory::step_allocations

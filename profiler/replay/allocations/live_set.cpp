@@ -48,7 +48,7 @@ void LiveSetSavingNodes::finish(const AllocationTable& table, LiveSet& live_set)
       nodes = find(id, allocation);
     } else if (may_infer_ && allocation.is_known() && !allocation.is_initial() && allocation.born >= alike_began_) {
       nodes = alike_->find(allocation);
-      live_set.saved_by_likeness = live_set.saved_by_likeness || !nodes.empty();
+      live_set.saved_from_earlier_step = live_set.saved_from_earlier_step || !nodes.empty();
     }
   }
 }

@@ -30,7 +30,7 @@ struct LiveSet {
   int64_t allocated_bytes = 0, pending_bytes = 0, reserved_bytes = 0;
   ObservationWindow observed{};
   std::vector<std::vector<SavingNode>> saving_nodes{};  ///< of each block: the nodes that keep it at the moment
-  bool saved_by_likeness = false;                       ///< they are taken from an earlier step
+  bool saved_from_earlier_step = false;                 ///< they are taken from an earlier step
 };
 
 /// The graph traversal that names the saving nodes may come after the moment of a LiveSet: this decides which one applies;

@@ -27,9 +27,9 @@ std::optional<NonPytorchReading> find_reading(const Trace& trace, const Followed
     const auto free = static_cast<int64_t>(std::min<uint64_t>(trace.events[point.event].address, kMaxSaneBytes));
     return NonPytorchReading{point.description_end, total_bytes - free - reserved_bytes};
   }
-  if (measured.outside.empty()) return std::nullopt;
-  NonPytorchReading reading = measured.outside.front();
-  for (const NonPytorchReading& next : measured.outside) {
+  if (measured.non_pytorch.empty()) return std::nullopt;
+  NonPytorchReading reading = measured.non_pytorch.front();
+  for (const NonPytorchReading& next : measured.non_pytorch) {
     if (next.event <= point.event) reading = next;
   }
   return reading;
@@ -45,19 +45,20 @@ void describe_non_pytorch(const Trace& trace, const FollowedDevice& measured, in
     owners.insert(owners.begin(), {"context", "device", std::min(device.context_bytes, kMaxSaneBytes)});
     return owners;
   };
-  const NonPytorchState non_pytorch = read_non_pytorch(trace, measured.outside_events, measured.point.description_end);
-  state.outside = known_before(non_pytorch);
+  const NonPytorchState non_pytorch =
+      read_non_pytorch(trace, measured.non_pytorch_events, measured.point.description_end);
+  state.non_pytorch = known_before(non_pytorch);
   state.host_memory = list_host_owners(non_pytorch);
   state.pinned_host_memory = list_pinned_host_memory(trace, non_pytorch);
-  const int64_t known = sum_of(state.outside);
+  const int64_t known = sum_of(state.non_pytorch);
   int64_t outside = known;
   if (const auto reading = find_reading(trace, measured, total_bytes, state.reserved_bytes)) {
-    const NonPytorchState then = read_non_pytorch(trace, measured.outside_events, reading->event);
-    outside = reading->outside_bytes + known - sum_of(known_before(then));
+    const NonPytorchState then = read_non_pytorch(trace, measured.non_pytorch_events, reading->event);
+    outside = reading->non_pytorch_bytes + known - sum_of(known_before(then));
   }
-  state.outside_bytes = std::clamp<int64_t>(outside, 0, total_bytes - state.reserved_bytes);
-  state.free_bytes = total_bytes - state.reserved_bytes - state.outside_bytes;
-  state.outside.push_back({"unexplained", "", state.outside_bytes - known});
+  state.non_pytorch_bytes = std::clamp<int64_t>(outside, 0, total_bytes - state.reserved_bytes);
+  state.free_bytes = total_bytes - state.reserved_bytes - state.non_pytorch_bytes;
+  state.non_pytorch.push_back({"unexplained", "", state.non_pytorch_bytes - known});
 }
 
 // The blocks of a live set, as people read about them, by address.
@@ -105,7 +106,7 @@ MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const
                     .allocated_bytes = live_set.allocated_bytes,
                     .pending_free_bytes = live_set.pending_bytes,
                     .reserved_bytes = live_set.reserved_bytes,
-                    .saved_by_likeness = live_set.saved_by_likeness,
+                    .saved_from_earlier_step = live_set.saved_from_earlier_step,
                     .blocks = describe_blocks(trace, followed, measured),
                     .segments = live_set.segments};
   if (point.event < trace.events.size() && (history.failure || !history.peak.at_start)) {

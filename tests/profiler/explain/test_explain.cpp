@@ -16,7 +16,7 @@ struct FailedRequest {
     state.allocated_bytes = allocated;
     state.pending_free_bytes = pending;
     state.reserved_bytes = allocated + pending + cached;
-    state.outside_bytes = outside;
+    state.non_pytorch_bytes = outside;
     state.free_bytes = free;
     return state;
   }
@@ -105,7 +105,7 @@ TEST_CASE("what private pools keep is needed besides, and no fix is said to fit 
   DeviceHistory device;
   device.failure = OutOfMemory{.requested_bytes = 5_GiB};
   MemoryState& state = device.state;
-  state = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
+  state = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .non_pytorch_bytes = 1_GiB, .free_bytes = 2_GiB};
   state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   CHECK(explain(device, {.device = gpu_of(12_GiB)}).required_bytes == 15_GiB);
   CHECK(explain(device, {.device = gpu_of(12_GiB), .batch = 64}).batch->largest_batch ==
@@ -121,7 +121,7 @@ TEST_CASE("what private pools keep is needed besides, and no fix is said to fit 
 TEST_CASE("what private pools keep is no headroom for an inferred batch either", "[explain]") {
   DeviceHistory device;
   MemoryState& state = device.state;
-  state = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
+  state = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .non_pytorch_bytes = 1_GiB, .free_bytes = 1_GiB};
   state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
   state.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   const Findings findings = explain(device, {.device = gpu_of(12_GiB)});
@@ -205,7 +205,7 @@ TEST_CASE("an OOM though the GPU had free memory is the work of a limit, which i
   CHECK(cause.short_by_bytes == 0);
 
   MemoryState state = failed_request.state();
-  state.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
+  state.non_pytorch = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
   const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, gpu_of(failed_request.total()));
   CHECK(shared.kind != CauseKind::fraction_cap);
 }
@@ -252,10 +252,10 @@ TEST_CASE("fragmentation names the largest free blocks and what blocks them", "[
   const Findings findings = explain(device, {.device = gpu_of(100_MiB)});
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
-  REQUIRE(findings.cause->pinned.size() == 5);
-  CHECK(findings.cause->pinned[0].largest_free_block_bytes == 16_MiB);
-  REQUIRE(findings.cause->pinned[0].blocked_by.size() == 1);
-  CHECK(findings.cause->pinned[0].blocked_by[0].made.module == "a");
+  REQUIRE(findings.cause->blocked_segments.size() == 5);
+  CHECK(findings.cause->blocked_segments[0].largest_free_block_bytes == 16_MiB);
+  REQUIRE(findings.cause->blocked_segments[0].blocked_by.size() == 1);
+  CHECK(findings.cause->blocked_segments[0].blocked_by[0].made.module == "a");
   CHECK(findings.cause->facts.largest_free_block_bytes == 16_MiB);
   CHECK(findings.packing == Packing{16_MiB + 512, 18_MiB, 82_MiB, 100_MiB});
 }

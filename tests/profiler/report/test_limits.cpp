@@ -18,7 +18,7 @@ std::vector<std::string> limits_with(int64_t managed_bytes, int64_t reserved_byt
   DeviceHistory& device = history.devices.emplace_back();
   device.reserved_known = true;
   device.state.reserved_bytes = reserved_bytes;
-  device.state.outside_bytes = int64_t{1} << 30;
+  device.state.non_pytorch_bytes = int64_t{1} << 30;
   device.state.host_memory.push_back({.owner = "libcudart.so.13", .kind = "managed", .bytes = managed_bytes});
   return list_limitations(trace, history, {});
 }

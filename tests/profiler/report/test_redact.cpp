@@ -12,8 +12,8 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   ReportFailure& failure = *report.devices.front().failure;
   failure.source = "/home/alice/secret/train.py:31";
   failure.stack = {"/home/alice/secret/train.py:31 in forward", "site-packages/torch/nn/modules/module.py:9 in call"};
-  report.devices.front().outside = {{.owner = "process 12 alice_tool", .bytes = 1},
-                                    {.owner = "process 13 alice", .bytes = 1}};
+  report.devices.front().non_pytorch = {{.owner = "process 12 alice_tool", .bytes = 1},
+                                        {.owner = "process 13 alice", .bytes = 1}};
   report.limitations.emplace_back("recording stopped: cannot write '/home/alice/runs/trace': no space, ask alice@host");
 
   const Report redacted = redact(report, {"alice", "host"});
@@ -25,8 +25,8 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   CHECK(redacted.folder == "oomdiag-7");
   CHECK(redacted.devices.front().failure->source == "train.py:31");
   CHECK(redacted.devices.front().failure->stack.front() == "train.py:31 in forward");
-  CHECK(redacted.devices.front().outside[0].owner == "process 12 alice_tool");
-  CHECK(redacted.devices.front().outside[1].owner == "process 13 ...");
+  CHECK(redacted.devices.front().non_pytorch[0].owner == "process 12 alice_tool");
+  CHECK(redacted.devices.front().non_pytorch[1].owner == "process 13 ...");
   CHECK(redacted.limitations.back() == "recording stopped: cannot write 'trace': no space, ask ...@...");
   CHECK(redacted.devices.front().categories == report.devices.front().categories);
   CHECK(redacted.devices.front().failure->requested_for == failure.requested_for);

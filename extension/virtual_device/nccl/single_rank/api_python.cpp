@@ -30,7 +30,7 @@ OOMDIAG_ENTRY_POINT void oomdiag_nccl_expect_part(int count, const int* ranks) {
   oomdiag::expect_part(std::vector<int>(ranks, ranks + count));
 }
 
-OOMDIAG_ENTRY_POINT int oomdiag_nccl_summon(int rank) { return oomdiag::spawn_peer(rank) ? 1 : 0; }
+OOMDIAG_ENTRY_POINT int oomdiag_nccl_start_peer(int rank) { return oomdiag::spawn_peer(rank) ? 1 : 0; }
 OOMDIAG_ENTRY_POINT int oomdiag_nccl_has_ended(int rank) { return oomdiag::has_ended(rank) ? 1 : 0; }
 
 /// Of this thread: whether it is in a call of PyTorch that hands objects over.

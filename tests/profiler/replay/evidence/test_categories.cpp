@@ -130,7 +130,7 @@ TEST_CASE("a step that was not walked is explained by an earlier one like it", "
   const History history = replay(built);
   const MemoryState& state = history.devices.at(0).state;
   CHECK(state.step == 2);
-  CHECK(state.saved_by_likeness);
+  CHECK(state.saved_from_earlier_step);
   CHECK(category_of(trace, "relu1") == Category::activation);
   CHECK(category_of(trace, "input") == Category::input);
   CHECK(category_of(trace, "weight") == Category::parameter);

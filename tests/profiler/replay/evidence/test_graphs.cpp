@@ -118,7 +118,7 @@ TEST_CASE("20 000 allocations of one line have 20 000 saving nodes, not as many 
     for (const auto& block : blocks) nodes += block.saved_by.size();
     return nodes;
   };
-  CHECK(device.state.saved_by_likeness);
+  CHECK(device.state.saved_from_earlier_step);
   CHECK(count(device.state.blocks) == 20'000);
   CHECK(count(device.step_allocations.blocks) == 20'000);
   CHECK(count(device.complete.blocks) == 20'000);

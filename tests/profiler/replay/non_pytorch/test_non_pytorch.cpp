@@ -172,11 +172,12 @@ TEST_CASE("absurd sizes do not overflow the sums", "[outside]") {
 
 TEST_CASE("the non-PyTorch cause names who holds what is missing", "[outside]") {
   const OutOfMemory failure{.requested_bytes = 1_GiB};
-  MemoryState state{.allocated_bytes = 1_GiB, .reserved_bytes = 1_GiB, .outside_bytes = 6_GiB, .free_bytes = 500_MiB};
-  state.outside = {{"context", "device", 400_MiB},
-                   {"libnccl.so.2", "device", 600_MiB},
-                   {"process 41 python", "process", 5_GiB},
-                   {"unexplained", "", 6_GiB - 5_GiB - 1000_MiB}};
+  MemoryState state{
+      .allocated_bytes = 1_GiB, .reserved_bytes = 1_GiB, .non_pytorch_bytes = 6_GiB, .free_bytes = 500_MiB};
+  state.non_pytorch = {{"context", "device", 400_MiB},
+                       {"libnccl.so.2", "device", 600_MiB},
+                       {"process 41 python", "process", 5_GiB},
+                       {"unexplained", "", 6_GiB - 5_GiB - 1000_MiB}};
   const Cause cause = find_cause(failure, state, {}, gpu_of(7_GiB + 500_MiB));
   CHECK(cause.kind == CauseKind::non_pytorch);
   REQUIRE(cause.holders.size() == 3);
@@ -186,7 +187,8 @@ TEST_CASE("the non-PyTorch cause names who holds what is missing", "[outside]") 
 
 TEST_CASE("some unexplained bytes beside a measured context accuse nobody", "[outside]") {
   const OutOfMemory failure{.requested_bytes = 1_GiB};
-  MemoryState state{.allocated_bytes = 6_GiB, .reserved_bytes = 6_GiB, .outside_bytes = 900_MiB, .free_bytes = 500_MiB};
-  state.outside = {{"context", "device", 300_MiB}, {"unexplained", "", 600_MiB}};
+  MemoryState state{
+      .allocated_bytes = 6_GiB, .reserved_bytes = 6_GiB, .non_pytorch_bytes = 900_MiB, .free_bytes = 500_MiB};
+  state.non_pytorch = {{"context", "device", 300_MiB}, {"unexplained", "", 600_MiB}};
   CHECK(find_cause(failure, state, {}, gpu_of(6_GiB + 1400_MiB)).kind == CauseKind::capacity);
 }
