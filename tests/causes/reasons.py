@@ -15,6 +15,7 @@ import sys
 from fresh_rows import fresh
 from harness import run_jobs
 from other_rows import other
+from public_rows import public
 from unseen_rows import unseen
 
 BARS = {"root": 0.9, "fix": 0.9}
@@ -253,9 +254,10 @@ def main():
     parser.add_argument("--fresh", action="store_true", help="the programs of fresh_threads.py")
     parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
     parser.add_argument("--unseen", action="store_true", help="the programs of unseen_threads.py")
+    parser.add_argument("--public", action="store_true", help="the programs of public_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    suites = {"unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern), "fresh": lambda: fresh(Pattern),
+    suites = {"public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern), "fresh": lambda: fresh(Pattern),
               "newest": newest_threads, "new": new_threads, "later": later_threads, "threads": threads}
     listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()
     if options.quick:
