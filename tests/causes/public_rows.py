@@ -18,11 +18,13 @@ def public(Pattern):
         row("speakers_of_long_recording", "all_pairs", r"split|chunk|part", "NVIDIA-NeMo/Speech#7691", held_back=True),
         # A model that nothing has called yet holds most of the memory.
         row("latents_before_training", "idle_model", r"\.cpu\(\)|before it is|until|later|host", "huggingface/peft#3395"),
-        # Training runs parts of a batch, and this the whole of it.
-        row("gradients_of_query", "capacity", r"chunk|split|accumul|batch", "EleutherAI/bergson#400"),
+        # Training runs parts of a batch, and this the whole of it. No row of kReasons said so, and its writer expected capacity.
+        row("gradients_of_query", "larger_step", r"chunk|split|accumul|batch", "EleutherAI/bergson#400"),
         row("pictures_without_sketch", kept, r"clear|\bdel\b|\.cpu\(\)|remove", "Mikubill/sketch2img#7", held_back=True),
-        row("people_of_long_video", kept, r"\.cpu\(\)|clone|\bdel\b", "timmeinhardt/trackformer#101"),
-        # Copies of the weights, one for each client.
-        row("letters_of_clients", "several_models", r"\.cpu\(\)|host", "APPFL/APPFL#112"),
+        # Its writer expected kept_tensors; what is kept are small parts, each of which keeps the states of a whole frame.
+        row("people_of_long_video", "small_view", r"\.cpu\(\)|clone|\bdel\b", "timmeinhardt/trackformer#101"),
+        # Copies of the weights, one for each client. Its writer expected several_models; the screen says that the dictionary keeps
+        # tensors as large as weights, and which one, which is as true and says more.
+        row("letters_of_clients", kept, r"\.cpu\(\)|host", "APPFL/APPFL#112"),
         row("states_of_breakout", kept, r"\.cpu\(\)|host|smaller", "cpnota/autonomous-learning-library#144", held_back=True, memory=500),
     ]
