@@ -86,23 +86,22 @@ Found find_repeated_rows(const ReasonFacts& facts) {
   const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
   if (alike.count < 3 || !is_large(facts, bytes, 0.5)) return {};
   const Where& where = repetition.result->made;
-  return Reason{
-      .id = {},
-      .text = fmt::format("{}{} makes {} copies of each row, and what follows is as large: {} tensors of {}", where.op,
-                          at(where), repetition.copies, alike.count, with_unit(repetition.result->bytes)),
-      .bytes = bytes - bytes / repetition.copies,
-      .fix = "repeat_later"};
+  return Reason{.id = {},
+                .text = fmt::format("{}{} copies rows, and what follows is as large: {} tensors of {}", where.op,
+                                    at(where), alike.count, with_unit(repetition.result->bytes)),
+                .bytes = bytes - bytes / repetition.copies,
+                .fix = "repeat_later"};
 }
 
 Found find_elementwise_copies(const ReasonFacts& facts) {
-  constexpr int64_t kFewest = 2;
+  constexpr int64_t kFewest = 2, kBlock = 512;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !is_elementwise(failed->where) || builds_graph(facts).value_or(false)) return {};
   std::set<std::string> places{short_place(failed->where)};
   const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_result = is_elementwise(block.made) && block.made.module == failed->where.module &&
                            !is_of_models(block.category) && block.step == failed->step &&
-                           is_of_as_many(block.requested_bytes, failed->requested_bytes);
+                           std::abs(block.requested_bytes - failed->requested_bytes) < kBlock;
     if (is_result) places.insert(short_place(block.made));
     return is_result;
   });
@@ -110,8 +109,8 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
   if (alike.count < kFewest || !is_large(facts, bytes, 0.5)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("{} results of elementwise ops, all of one tensor's shape, are alive at once ({}): {}",
-                          alike.count + 1, name_lines(places), with_unit(bytes)),
+      .text = fmt::format("{} results of elementwise ops, {} each, are alive at once ({}): {}", alike.count + 1,
+                          with_unit(failed->requested_bytes), name_lines(places), with_unit(bytes)),
       .bytes = bytes - bytes / (alike.count + 1),
       .fix = "in_place"};
 }

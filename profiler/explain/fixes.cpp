@@ -333,7 +333,7 @@ constexpr FixRow kFixes[] = {
      .group = "program",
      .cures_reason = true},
     {.id = "one_buffer",
-     .label = "one buffer for all layers, or none",
+     .label = "one buffer for all layers, if theirs are equal",
      .group = "program",
      .lines = "self.mask = mask  # one for all layers, if all are equal; or made when it is needed; a causal one: "
               "F.scaled_dot_product_attention(q, k, v, is_causal=True)",

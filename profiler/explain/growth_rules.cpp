@@ -120,18 +120,17 @@ Reason inner_steps(const Growth& growth) {
               "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient"}};
 }
 
-/// Of autograd.grad(), which no parameter's .grad takes part in.
+/// Of autograd.grad() in most programs: no parameter's .grad keeps it.
 Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
-  return {
-      .id = {},
-      .text = fmt::format("autograd.grad(…, create_graph=True){}: what it returns is kept with a graph of its own, {} "
-                          "per step in all",
-                          at(growth.held), with_unit(sum_per_step(facts.growths))),
-      .bytes = sum_grown(facts.growths),
-      .fix = "stop_growth",
-      .how = {"torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the "
-              "result once more",
-              "kept.append(gradient.detach())  # or keep it without its graph"}};
+  const std::string place = at(growth.held);
+  return {.id = {},
+          .text = fmt::format("create_graph=True: derivatives are kept with graphs of their own{}, {} per step in all",
+                              place.empty() ? "" : ", of the ops" + place, with_unit(sum_per_step(facts.growths))),
+          .bytes = sum_grown(facts.growths),
+          .fix = "stop_growth",
+          .how = {"torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the "
+                  "result once more",
+                  "kept.append(gradient.detach())  # or keep it without its graph"}};
 }
 
 std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth) {

@@ -232,7 +232,7 @@ Found find_idle_model(const ReasonFacts& facts) {
   if (!lets_request_through(facts, share.bytes)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("{} is on the GPU{}, and none of its layers has been called so far: {}", name,
+      .text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
                           at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "model_later",

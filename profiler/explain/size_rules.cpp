@@ -220,7 +220,7 @@ Found find_equal_buffers(const ReasonFacts& facts) {
   if (most == sizes.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.4)) return {};
   const Share& buffers = most->second;
   return Reason{.id = {},
-                .text = fmt::format("{} buffers of {} each, in as many modules{}: {}", buffers.count,
+                .text = fmt::format("{} buffers of the model's layers have {} each{}: {}", buffers.count,
                                     with_unit(buffers.largest->bytes), at(buffers.made()), with_unit(buffers.bytes)),
                 .bytes = buffers.bytes - buffers.largest->bytes,
                 .fix = "one_buffer"};

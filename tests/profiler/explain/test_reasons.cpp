@@ -249,7 +249,7 @@ TEST_CASE("a model that nothing has called is named by its variable", "[explain]
                        .storage_bytes = weight.requested_bytes}};
   CHECK(reason_of(device) == "idle_model");
   CHECK(find_reason({.device = device, .growths = {}})->text ==
-        "net is on the GPU at a.py:3, and none of its layers has been called so far: 80.00 MiB");
+        "net went to the GPU at a.py:3, and none of its layers has been called so far: 80.00 MiB");
   device.failure->where = {.op = "aten::to"};  // while models go to the GPU, none has been called
   CHECK(reason_of(device).empty());
   device.failure->where = {.op = "aten::silu", .module = "down.1"};
@@ -282,8 +282,7 @@ TEST_CASE("rows that are repeated before the layers are named by their line", "[
   device.attribution.backward_bytes = 0;
   CHECK(reason_of(device) == "repeated_copies");
   CHECK(find_reason({.device = device, .growths = {}})->text ==
-        "aten::repeat_interleave at a.py:3 makes 5 copies of each row, and what follows is as large: 3 tensors of "
-        "100.00 MiB");
+        "aten::repeat_interleave at a.py:3 copies rows, and what follows is as large: 3 tensors of 100.00 MiB");
   CHECK(reason_of(at_oom({copies, keys, keys})).empty());
 }
 
@@ -299,7 +298,7 @@ TEST_CASE("results of elementwise ops beside one another could be one", "[explai
   device.failure->where = {.op = "aten::clamp", .source = "a.py:5"};
   CHECK(reason_of(device) == "elementwise_copies");
   CHECK(find_reason({.device = device, .growths = {}})->text ==
-        "3 results of elementwise ops, all of one tensor's shape, are alive at once (a.py:3, 4, 5): 192.00 MiB");
+        "3 results of elementwise ops, 64.00 MiB each, are alive at once (a.py:3, 4, 5): 192.00 MiB");
 }
 
 TEST_CASE("layers that work on more than in the step before", "[explain][reasons]") {
