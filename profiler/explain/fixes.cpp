@@ -309,7 +309,7 @@ constexpr FixRow kFixes[] = {
               "of rows",
      .cures_reason = true},
     {.id = "enlarge_in_parts",
-     .label = "enlarge some channels at a time",
+     .label = "enlarge a part at a time",
      .group = "pairs",
      .lines = "for part in scores.split(8, 1): F.interpolate(part, size)  # and reduce it, or .cpu(), before the next",
      .cures_reason = true},

@@ -211,9 +211,9 @@ Found find_equal_buffers(const ReasonFacts& facts) {
   const FirstReferrers referrers(facts.device.referrers);
   std::map<int64_t, Share> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const Referrer* referrer = block.pending_free ? nullptr : referrers.find(block);
+    const Referrer* referrer = referrers.find(block);
     const bool is_buffer = block.category == Category::buffer ||
-                           (!module_of(referrer).empty() && variable_name(referrer->variable).ends_with("_buffers"));
+                           (referrer != nullptr && variable_name(referrer->variable).ends_with("_buffers"));
     if (is_buffer && !block.pending_free) sizes[block.requested_bytes].add(block);
   }
   const auto most = std::ranges::max_element(sizes, {}, [](const auto& entry) { return entry.second.bytes; });

@@ -259,8 +259,9 @@ def main():
     parser.add_argument("--public", action="store_true", help="the programs of public_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    suites = {"public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern), "fresh": lambda: fresh(Pattern),
-              "newest": newest_threads, "new": new_threads, "later": later_threads, "threads": threads}
+    suites = {"public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
+              "fresh": lambda: fresh(Pattern), "newest": newest_threads, "new": new_threads, "later": later_threads,
+              "threads": threads}
     listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()
     if options.quick:
         listed = patterns() + threads() + later_threads()
