@@ -114,8 +114,8 @@ class Server:
         if not scores:
             return self.model.head(hidden[:, -1:]).argmax(-1)
         logits = self.model.head(hidden)
-        parts = zip(logits[:, :-1].split(self.chunk or logits.shape[1], 1), prompt[:, 1:].split(self.chunk or logits.shape[1], 1))
-        return [self.score(*part) for part in parts]
+        rows = self.chunk or logits.shape[1]
+        return [self.score(*part) for part in zip(logits[:, :-1].split(rows, 1), prompt[:, 1:].split(rows, 1))]
 
 
 def likelihood_of_prompt(fixed=False):
@@ -209,7 +209,8 @@ def speakers_of_long_recording(fixed=False, windows=8000):
     model = Speakers().cuda().eval()
     labels = []
     with torch.no_grad():
-        scales = [torch.cat([model(torch.randn(500, 80, 50).cuda()) for _ in range(windows // every // 500)]) for every in (4, 2, 1)]
+        scales = [torch.cat([model(torch.randn(500, 80, 50).cuda()) for _ in range(windows // every // 500)])
+                  for every in (4, 2, 1)]
         parts = 8 if fixed else 1
         for part in zip(*[one.chunk(parts) for one in scales]):
             affinity = fused_affinity(part, (0.5, 0.3, 0.2))
@@ -403,8 +404,9 @@ class FederatedClient:
 
 
 def letters_of_clients(fixed=False, clients=30):
-    make = lambda: nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(),
-                                 nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 2048), nn.ReLU(), nn.Linear(2048, 62)).cuda()
+    make = lambda: nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+                                 nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                                 nn.Linear(3136, 2048), nn.ReLU(), nn.Linear(2048, 62)).cuda()
     server, client = FederatedServer(make(), fixed), FederatedClient(make())
     for _ in range(2):
         for number in range(clients):
@@ -441,8 +443,10 @@ class ReplayMemory:
 
 # Breakout, with as many states to learn from as the paper had.
 def states_of_breakout(fixed=False, steps=6000):
-    policy = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(5184, 4)).cuda()
-    optimizer, memory, stack = torch.optim.RMSprop(policy.parameters(), 1e-4), ReplayMemory(100_000, "cpu" if fixed else "cuda"), FrameStack()
+    policy = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Flatten(),
+                           nn.Linear(5184, 4)).cuda()
+    optimizer = torch.optim.RMSprop(policy.parameters(), 1e-4)
+    memory, stack = ReplayMemory(100_000, "cpu" if fixed else "cuda"), FrameStack()
     for step in range(steps):
         state = stack.push(torch.rand(84, 84, device="cuda"))
         with torch.no_grad():
