@@ -45,6 +45,7 @@ class TrainedModules {
   Training find(const Where& made) const {
     const Training by_name = find(made.module);
     const auto lines = places_.find(made.module);
+    if (is_namesake(made, by_name)) return Training::no_parameters;
     if (lines == places_.end() || !has_both(made.module)) return by_name;
     Parameters here, elsewhere;
     for (const auto& [line, parameters] : lines->second) {
@@ -84,6 +85,17 @@ class TrainedModules {
     std::string_view shape{};
   };
 
+  /// Whether all that the line calls is trained, or nothing of it, and the module of this name that is `by_name` is called by other
+  /// lines only: modules of two nn.Sequential have equal names.
+  bool is_namesake(const Where& made, Training by_name) const {
+    if (by_name != Training::trained && by_name != Training::untrained) return false;
+    const auto line = lines_.find(made.source);
+    const auto own = places_.find(made.module);
+    if (line == lines_.end() || own == places_.end() || own->second.contains(made.source)) return false;
+    const Parameters& called = line->second;
+    return by_name == Training::trained ? called.untrained && !called.trained : called.trained && !called.untrained;
+  }
+
   bool has_both(std::string_view module) const {
     const std::string inside = std::string(module) + ".";
     bool trained = false, untrained = false;
@@ -98,6 +110,8 @@ class TrainedModules {
     for (const Where& node : block.saved_by) {
       Parameters& place = places_[node.module][node.source];
       (block.trained ? place.trained : place.untrained) = true;
+      Parameters& line = lines_[node.source];
+      (block.trained ? line.trained : line.untrained) = true;
     }
     Parameters& parameters = names_[std::string(block.name)];
     parameters.shapes_are_equal &= parameters.shape.empty() || parameters.shape == block.shape;
@@ -107,6 +121,7 @@ class TrainedModules {
 
   std::map<std::string, Parameters, std::less<>> names_;
   std::map<std::string_view, std::map<std::string_view, Parameters>> places_;  ///< by module and line
+  std::map<std::string_view, Parameters> lines_;                               ///< of all modules
   int64_t trained_in_modules_ = 0, trained_elsewhere_ = 0;
   bool uses_elsewhere_ = false;
   bool untrained_in_graph_ = false;  ///< a node keeps an untrained parameter
@@ -172,7 +187,7 @@ UnusedGraph find_unused_passes(const ReasonFacts& facts, const TrainedModules& m
     const Training training = modules.find(block.made);
     if (first == nullptr && training == Training::untrained) first = &block;
     if (training == Training::trained) pass = nullptr;
-    const bool begins = first != nullptr && training == Training::untrained &&
+    const bool begins = first != nullptr && training == Training::untrained && block.category != Category::workspace &&
                         block.made.module == first->made.module && block.made.op == first->made.op;
     if (begins) pass = &lines[block.made.source];
     if (pass == nullptr) continue;

@@ -62,12 +62,19 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
 }
 
-/// Whether it went as the error was raised: a list that an expression was filling had held it, which no variable refers to. Cycles stay.
+/// Whether it went as the error was raised: a list that an expression was filling had held it, which no variable refers to. Cycles stay,
+/// unless the garbage collector has run in between.
 bool is_let_go(const ReasonFacts& facts, const Growth& growth) {
   const auto is_of_growth = [&](const LiveBlock& block) { return block.made == growth.held || growth.has(block.made); };
-  const Share all = sum_blocks(facts, is_of_growth);
-  const Share gone = sum_blocks(facts, [&](const LiveBlock& block) { return block.let_go && is_of_growth(block); });
-  return gone.bytes * 2 > all.bytes;
+  std::vector<const LiveBlock*> let_go;
+  int64_t all = 0, gone = 0;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.pending_free || !is_of_growth(block)) continue;
+    all += block.bytes;
+    gone += block.let_go ? block.bytes : 0;
+    if (block.let_go && block.made == growth.held) let_go.push_back(&block);
+  }
+  return gone * 2 > all && !is_garbage(std::move(let_go));
 }
 
 /// In how many steps a state of an optimizer was made: one makes all of it in one.
@@ -116,6 +123,19 @@ Reason inner_steps(const Growth& growth) {
               "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient"}};
 }
 
+/// Of autograd.grad() in most programs: no parameter's .grad keeps it.
+Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
+  const std::string place = at(growth.held);
+  return {.id = {},
+          .text = fmt::format("create_graph=True: derivatives are kept with graphs of their own{}, {} per step in all",
+                              place.empty() ? "" : ", of the ops" + place, with_unit(sum_per_step(facts.growths))),
+          .bytes = sum_grown(facts.growths),
+          .fix = "stop_growth",
+          .how = {"torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the "
+                  "result once more",
+                  "kept.append(gradient.detach())  # or keep it without its graph"}};
+}
+
 std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth) {
   if (!growth.is_collected()) return {"total += loss.item()  # of a tensor: loss.detach()"};
   std::vector<std::string> lines{"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"};
@@ -125,54 +145,60 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth
   return lines;
 }
 
+/// Whether most of it has sizes of the weights that live: state dicts, and copies of models.
+bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
+  const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  const auto grows = [&](const LiveBlock& block) {
+    return !is_of_models(block.category) && (block.made == growth.held || growth.has(block.made));
+  };
+  const Share all = sum_blocks(facts, grows);
+  const Share copies = sum_blocks(
+      facts, [&](const LiveBlock& block) { return grows(block) && weights.contains(block.requested_bytes); });
+  return copies.bytes * 2 > all.bytes;
+}
+
+/// The line to write where the program keeps it, by the name that it has there.
+std::string line_for_kept(std::string_view referrer, bool of_weights) {
+  const std::string_view name = variable_name(referrer);
+  const std::string_view kept = name.empty() ? "kept" : name;
+  const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
+  const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
+  if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
+  if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
+  const bool is_list = referrer.starts_with("list ") || referrer.starts_with("deque ");
+  return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
+}
+
 /// The variable that leads to most nodes.
 std::string_view find_graph_variable(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
   return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
 }
 
-/// The first referrer to tensors of one maker and size: there may be ten thousands of blocks and of referrers.
-class FirstReferrers {
- public:
-  explicit FirstReferrers(const std::vector<Referrer>& referrers) {
-    for (const Referrer& one : referrers) {
-      auto& alike = first_[{one.made.source, one.made.op, one.storage_bytes}];
-      if (std::ranges::find(alike, one.made, &Referrer::made) == alike.end()) alike.push_back(one);
-    }
-  }
-
-  /// Null where there is none. Valid as long as this is.
-  const Referrer* find(const LiveBlock& block) const {
-    const auto alike = first_.find({block.made.source, block.made.op, block.requested_bytes});
-    if (alike == first_.end()) return nullptr;
-    const auto found = std::ranges::find(alike->second, block.made, &Referrer::made);
-    return found == alike->second.end() ? nullptr : &*found;
-  }
-
- private:
-  std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<Referrer>> first_;
-};
-
 /// Many equal tensors of one line, made before any module was called, of which no variable is known.
 Found find_cycles_without_steps(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
   if (!facts.device.looked_for_referrers || facts.device.state.step > 0) return {};
-  std::map<std::tuple<std::string_view, std::string_view, int64_t>, int64_t> alike;
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<const LiveBlock*>> alike;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const bool may_be_cycle = !block.pending_free && !block.let_go && !is_of_models(block.category);
-    if (may_be_cycle && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
+    const bool may_be_cycle = !block.pending_free && !is_of_models(block.category);
+    if (may_be_cycle && !block.made.source.empty())
+      alike[{block.made.op, block.made.source, block.bytes}].push_back(&block);
   }
   const auto most = std::ranges::max_element(
-      alike, {}, [](const auto& entry) { return entry.second * std::get<int64_t>(entry.first); });
-  if (most == alike.end() || most->second < kMany) return {};
+      alike, {}, [](const auto& entry) { return std::ssize(entry.second) * std::get<int64_t>(entry.first); });
+  if (most == alike.end() || std::ssize(most->second) < kMany) return {};
   const auto& [op, source, bytes] = most->first;
+  const int64_t count = std::ssize(most->second);
   const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
     return one.made.op == op && one.made.source == source;
   });
-  if (known * 2 >= most->second || !is_large(facts, bytes * most->second, 0.4)) return {};
+  std::vector<const LiveBlock*> let_go;
+  std::ranges::copy_if(most->second, std::back_inserter(let_go), &LiveBlock::let_go);
+  const bool is_list = std::ssize(let_go) * 2 > count && !is_garbage(std::move(let_go));
+  if (is_list || known * 2 >= count || !is_large(facts, bytes * count, 0.35)) return {};
   return reference_cycle(
-      fmt::format("{} tensors of {} made{}", most->second, with_unit(bytes), at({.op = op, .source = source})),
-      bytes * most->second);
+      fmt::format("{} tensors of {} made{}", count, with_unit(bytes), at({.op = op, .source = source})), bytes * count);
 }
 
 /// Graphs of earlier steps that a container leads to, where memory ran out after too few steps to call it growth.
@@ -205,7 +231,7 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (growth->is_referred()) return {};         // gradients that a variable of the program collects
   if (count_optimizers(facts) >= 3) return {};  // whole trainings pile up
   if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
-
+  if (sum_category(facts, Category::gradient).count == 0) return differentiated_again(facts, *growth);
   return Reason{
       .id = {},
       .text = fmt::format(
@@ -263,27 +289,31 @@ Found find_small_views(const ReasonFacts& facts) {
   const int64_t tensors = growth->places.empty() ? 0 : growth->places.front().blocks;
   const bool keep_it_all = bytes * 2 > growth->grown_bytes || (tensors > 0 && views > kManyParts * tensors);
   if (views * 2 <= all || keep_it_all) return {};
-  return Reason{.id = {},
-                .text = fmt::format("a view keeps its whole tensor: {} keeps {} parts, {} in all, of tensors of {}{}",
-                                    growth->referrer.empty() ? "a variable" : growth->referrer, views, with_unit(bytes),
-                                    with_unit(storage_bytes), at(growth->held)),
-                .bytes = growth->grown_bytes,
-                .fix = "stop_growth",
-                .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("a view keeps its whole tensor: {}{} {} parts, {} in all, of tensors of {}{}",
+                          growth->referrer.empty() ? "a variable" : growth->referrer,
+                          growth->is_collected() || growth->referrer.empty() ? " keeps" : " and others keep", views,
+                          with_unit(bytes), with_unit(std::min(storage_bytes, growth->grown_bytes)), at(growth->held)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
 }
 
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
   if (!kept) return {};
+  const bool of_weights = is_as_large_as_weights(facts, *growth);
+  const std::string what =
+      fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
   return Reason{.id = {},
-                .text = growth->referrer.empty() ? fmt::format("tensors of each step are kept{}, {}", at(growth->held),
-                                                               growing_text(*growth))
-                                                 : fmt::format("{} keeps tensors of each step{}, {}", growth->referrer,
-                                                               at(growth->held), growing_text(*growth)),
+                .text = growth->referrer.empty()
+                            ? fmt::format("{} are kept, {}", what, growing_text(*growth))
+                            : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = {"kept.append(x.detach().cpu())  # of a scalar: x.item()"}};
+                .how = {line_for_kept(growth->referrer, of_weights)}};
 }
 
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.

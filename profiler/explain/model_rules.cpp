@@ -212,6 +212,35 @@ Found find_weight_copies(const ReasonFacts& facts) {
       .fix = "copies_on_host"};
 }
 
+Found find_idle_model(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty()) return {};
+  const FirstReferrers referrers(facts.device.referrers);
+  std::map<std::string_view, Share> models;
+  std::set<std::string_view> called;  // models, and lines that made parameters of some: a layer may be called by itself
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::string_view model = block.pending_free ? std::string_view() : module_of(referrers.find(block));
+    const bool is_called =
+        is_of_models(block.category) || block.category == Category::buffer || !block.saved_by.empty();
+    if (is_called) called.insert({model, block.made.source});
+    if (!is_called && !model.empty()) models[model].add(block);
+  }
+  std::erase_if(models, [&](const auto& entry) {
+    return called.contains(entry.first) || called.contains(entry.second.made().source);
+  });
+  const auto most = std::ranges::max_element(models, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == models.end() || !is_large(facts, most->second.bytes, 0.2)) return {};
+  const auto& [name, share] = *most;
+  if (!lets_request_through(facts, share.bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
+                          at(share.made()), with_unit(share.bytes)),
+      .bytes = share.bytes,
+      .fix = "model_later",
+      .how = {fmt::format("{}.cuda()  # only before it is called; until then on the host: {}.cpu()", name, name)}};
+}
+
 Found find_loaded_in_the_way(const ReasonFacts& facts) {
   Share loaded = find_tensors_of_files(facts);
   if (loads_weight(facts)) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "profiler/explain/bytes_text.h"
@@ -28,15 +29,6 @@ namespace {
 bool is_of_size(int64_t a, int64_t b) {
   constexpr int64_t kBlock = 512;
   return a >= b && a - b < kBlock;
-}
-
-/// Whether two sizes are of as many elements, in types of 1 to 8 bytes.
-bool is_of_as_many(int64_t a, int64_t b) {
-  const auto [small, large] = std::minmax(a, b);
-  for (const int64_t ratio : {1, 2, 4, 8}) {
-    if (std::abs(large - ratio * small) < 512 * ratio) return true;
-  }
-  return false;
 }
 
 bool is_data(const LiveBlock& block) {
@@ -289,9 +281,9 @@ std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vect
 
 /// What `factor(a, b, item)` finds for a and b of `list`, of usual types first: best two columns, which are exactly as long.
 template <class List, class Factor>
-Square find_factors(const List& list, const Factor& factor) {
+Square find_factors(const List& list, const Factor& factor, std::span<const int64_t> items = kItems) {
   Square found;
-  for (const int64_t item : kItems) {
+  for (const int64_t item : items) {
     for (const auto& a : list) {
       for (const auto& b : list) {
         const std::optional<Square> square = factor(a, b, item);
@@ -372,10 +364,22 @@ std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_
   return {};
 }
 
+/// Bytes of an element, where a comparison has made as many results of one byte; else 0.
+int64_t find_item(const Expansion& expansion, int64_t bytes) {
+  const auto compares = [](const LiveBlock* block) {
+    return any_op(block->made, {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge"});
+  };
+  const auto made = std::ranges::find_if(expansion.alike, compares);
+  return made == expansion.alike.end() ? 0 : bytes / (*made)->requested_bytes;
+}
+
 Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) {
-  return find_factors(expansion.others, [&](const LiveBlock* a, const LiveBlock* b, int64_t item) {
+  const auto factor = [&](const LiveBlock* a, const LiveBlock* b, int64_t item) {
     return factor_pair(*a, *b, bytes, item, of_product);
-  });
+  };
+  const int64_t item = find_item(expansion, bytes);
+  return item > 0 ? find_factors(expansion.others, factor, std::span(&item, 1))
+                  : find_factors(expansion.others, factor);
 }
 
 /// By shapes where these are known; of what was requested, else of what lives of as many elements.

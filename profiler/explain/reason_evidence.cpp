@@ -69,6 +69,55 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
   return sizes;
 }
 
+bool is_of_as_many(int64_t a, int64_t b) {
+  const auto [small, large] = std::minmax(a, b);
+  for (const int64_t ratio : {1, 2, 4, 8}) {
+    if (std::abs(large - ratio * small) < 512 * ratio) return true;
+  }
+  return false;
+}
+
+FirstReferrers::FirstReferrers(const std::vector<Referrer>& referrers) {
+  for (const Referrer& one : referrers) {
+    auto& alike = first_[{one.made.source, one.made.op, one.storage_bytes}];
+    if (std::ranges::find(alike, one.made, &Referrer::made) == alike.end()) alike.push_back(one);
+  }
+}
+
+const Referrer* FirstReferrers::find(const LiveBlock& block) const {
+  const auto alike = first_.find({block.made.source, block.made.op, block.requested_bytes});
+  if (alike == first_.end()) return nullptr;
+  const auto found = std::ranges::find(alike->second, block.made, &Referrer::made);
+  return found == alike->second.end() ? nullptr : &*found;
+}
+
+std::string_view module_of(const Referrer* referrer) {
+  if (referrer == nullptr) return {};
+  const std::string_view name = variable_name(referrer->variable);
+  const bool is_of_module = name.ends_with("_parameters") || name.ends_with("_buffers");
+  const size_t end = std::min({name.find("._modules["), name.rfind("._parameters"), name.rfind("._buffers")});
+  return is_of_module && end != name.npos ? name.substr(0, end) : std::string_view();
+}
+
+std::string_view variable_name(std::string_view variable) {
+  const size_t begin = variable.find('\'') + 1, end = variable.find('\'', begin);
+  return begin == 0 || end == variable.npos ? std::string_view() : variable.substr(begin, end - begin);
+}
+
+bool is_garbage(std::vector<const LiveBlock*> let_go) {
+  constexpr size_t kFew = 4, kMost = 256;  // pairs of them are looked at
+  std::ranges::sort(let_go, {}, &LiveBlock::born);
+  if (let_go.size() > kMost) let_go.resize(kMost);
+  size_t oldest_first = 0, pairs = 0;
+  for (size_t i = 0; i < let_go.size(); ++i) {
+    for (size_t k = i + 1; k < let_go.size(); ++k) {
+      oldest_first += let_go[i]->freed < let_go[k]->freed ? 1 : 0;
+      ++pairs;
+    }
+  }
+  return let_go.size() >= kFew && oldest_first * 3 >= pairs * 2;
+}
+
 Reason reference_cycle(const std::string& what, int64_t bytes) {
   return {
       .id = {},

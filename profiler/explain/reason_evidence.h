@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reasons.h"
@@ -72,6 +75,32 @@ bool is_of_models(Category category);
 
 /// Requested bytes of the large tensors among these.
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
+
+/// Whether two sizes are of as many elements, in types of 1 to 8 bytes.
+bool is_of_as_many(int64_t a, int64_t b);
+
+/// The first referrer to tensors of one maker and size: there may be ten thousands of blocks and of referrers.
+class FirstReferrers {
+ public:
+  explicit FirstReferrers(const std::vector<Referrer>& referrers);
+
+  /// Null where there is none. Valid as long as this is.
+  const Referrer* find(const LiveBlock& block) const;
+
+ private:
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<Referrer>> first_;
+};
+
+/// "history" of "list 'history' in train.py", as the program calls it; or empty.
+std::string_view variable_name(std::string_view variable);
+
+/// "model" of "dict 'model._modules[0]._parameters' in train.py": the variable of a module that a parameter or a buffer belongs
+/// to, whether the module was ever called or not. Empty where the referrer is none of a module.
+std::string_view module_of(const Referrer* referrer);
+
+/// Whether Python's garbage collector freed these, and not a list that ended: the collector frees the oldest first, a list its last
+/// item. Of models in a list the parameters of each go in their order, so all pairs count.
+bool is_garbage(std::vector<const LiveBlock*> let_go);
 
 /// Objects that wait for Python's garbage collector; `what` they hold.
 Reason reference_cycle(const std::string& what, int64_t bytes);

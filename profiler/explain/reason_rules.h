@@ -40,6 +40,16 @@ Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);
 /// One op of the program itself, and of no layer, that requests a large part of the memory: what is left where nothing more special is known.
 Found find_large_result(const ReasonFacts& facts);
+/// Rows that are copied before the layers that follow, where a view would do or what layers make of one row serves all of them.
+Found find_repeated_rows(const ReasonFacts& facts);
+/// One elementwise op after the other, whose results live side by side.
+Found find_elementwise_copies(const ReasonFacts& facts);
+/// Layers whose results are several times as large as those of the step before.
+Found find_larger_step(const ReasonFacts& facts);
+/// A model on the GPU none of whose layers has been called yet, while another one runs.
+Found find_idle_model(const ReasonFacts& facts);
+/// Buffers of one size, one in each layer.
+Found find_equal_buffers(const ReasonFacts& facts);
 Found find_dense_matrix(const ReasonFacts& facts);
 Found find_weight_copies(const ReasonFacts& facts);
 Found find_large_layer(const ReasonFacts& facts);

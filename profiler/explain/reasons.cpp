@@ -114,6 +114,18 @@ bool accumulates(const ReasonFacts& f) {
   return passes >= kSeveral && passes < std::numeric_limits<int64_t>::max();
 }
 
+/// The list, or other container, that leads to most nodes of autograd; or empty.
+std::string_view find_container_of_graphs(const ReasonFacts& f) {
+  constexpr int64_t kSeveralNodes = 8;
+  std::map<std::string_view, int64_t> nodes;
+  for (const Referrer& one : f.device.referrers) {
+    if (contains_one_of(one.variable.substr(0, one.variable.find(' ')), {"list", "deque", "dict", "set"}))
+      nodes[one.variable] += one.nodes;
+  }
+  const auto most = std::ranges::max_element(nodes, {}, [](const auto& entry) { return entry.second; });
+  return most == nodes.end() || most->second < kSeveralNodes ? std::string_view() : most->first;
+}
+
 /// Where nothing shows whether a loop evaluates.
 std::vector<std::string> lines_for_loop(const std::string& place) {
   return {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
@@ -138,9 +150,15 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
+  const std::string_view container = find_container_of_graphs(f);
+  const std::string text =
+      call != calls.end()
+          ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,
+                        with_unit(kept.bytes), place)
+          : fmt::format("a loop keeps autograd graphs: {} that no backward has followed hold {} ({}){}", passes,
+                        with_unit(kept.bytes), place, container.empty() ? "" : fmt::format(", kept by {}", container));
   return Reason{.id = {},
-                .text = fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})",
-                                    passes, with_unit(kept.bytes), place),
+                .text = text,
                 .bytes = kept.bytes,
                 .fix = "no_grad_in_evaluation",
                 .how = evaluation == calls.end() ? lines_for_loop(place)
@@ -308,6 +326,7 @@ constexpr ReasonRow kReasons[] = {
     {"output_on_ctx", find_output_on_context, true},
     {"create_graph", find_create_graph, true},
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
+    {"repeated_copies", find_repeated_rows},
     {"recurrent_state", state_is_not_detached, true},
     {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
     {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
@@ -329,6 +348,7 @@ constexpr ReasonRow kReasons[] = {
     {"logits", find_logits},
     {"all_pairs", find_all_pairs},
     {"enlarged", find_enlarged, false, true},
+    {"same_buffer_in_layers", find_equal_buffers},
     {"dense_matrix", find_large_buffers},
     {"kept_tensors", find_collected_results},
     {"sort_temporaries", find_sort_temporaries},
@@ -339,6 +359,7 @@ constexpr ReasonRow kReasons[] = {
     {"gradients_kept", find_kept_gradients},
     {"gradients_of_frozen", find_gradients_of_frozen},
     {"not_under_autocast", find_not_under_autocast},
+    {"idle_model", find_idle_model},
     {"data_on_gpu", find_data_on_gpu},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
@@ -350,7 +371,9 @@ constexpr ReasonRow kReasons[] = {
     {"float64", computes_in_float64},
     {"large_layer", find_large_layer, false, true},
     {"model_states", find_model_states, false, true},
+    {"elementwise_copies", find_elementwise_copies, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
+    {"larger_step", find_larger_step, false, true},
     {"large_result", find_large_result, false, true},
     {"fragmentation", finds_no_free_block},
 };

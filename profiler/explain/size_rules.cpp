@@ -34,15 +34,22 @@ bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
 }
 
+/// What belongs to a module is no data.
+bool is_of_module(const FirstReferrers& referrers, const LiveBlock& block) {
+  return block.category == Category::buffer || !module_of(referrers.find(block)).empty();
+}
+
 /// Many copies of one size that one line made, and of no other size worth mentioning: weights of a model that goes to the GPU by one
 /// line are of several sizes. Nothing has used them yet, so that they are of no category.
 template <class Holds>
 Share find_equal_copies(const ReasonFacts& facts, const Holds& holds) {
   constexpr int64_t kMany = 16;
+  const FirstReferrers referrers(facts.device.referrers);
   std::map<std::string_view, std::map<int64_t, Share>> lines;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_unused = block.category == Category::unknown && !block.pending_free && !block.made.source.empty();
-    if (is_unused && holds(block)) lines[block.made.source][block.requested_bytes].add(block);
+    if (is_unused && holds(block) && !is_of_module(referrers, block))
+      lines[block.made.source][block.requested_bytes].add(block);
   }
   Share most;
   for (const auto& [source, sizes] : lines) {
@@ -52,6 +59,42 @@ Share find_equal_copies(const ReasonFacts& facts, const Holds& holds) {
     if (largest.count >= kMany && largest.bytes * 10 >= others * 9 && largest.bytes > most.bytes) most = largest;
   }
   return most;
+}
+
+/// The largest result of each op of a layer: by these two steps are compared.
+std::map<std::pair<std::string_view, std::string_view>, int64_t> list_results(const StepAllocations& step) {
+  std::map<std::pair<std::string_view, std::string_view>, int64_t> largest;
+  for (const StepAllocation& block : step.blocks) {
+    const bool is_result = block.is_of_step() && block.phase != Phase::backward && block.phase != Phase::optimizer &&
+                           block.category != Category::workspace && !block.made.module.empty();
+    if (!is_result) continue;
+    int64_t& bytes = largest[{block.made.module, block.made.op}];
+    bytes = std::max(bytes, block.bytes);
+  }
+  return largest;
+}
+
+/// How many times as large most layers' results are as in the step before; 0 where too few are known.
+double compare_with_step_before(const ReasonFacts& facts) {
+  constexpr size_t kFewLayers = 3;
+  constexpr int64_t kWorthLooking = 1 << 20;
+  const auto before = list_results(facts.device.complete);
+  std::map<double, int64_t> ratios;  // and bytes now: blocks of small results are rounded up
+  int64_t all = 0;
+  size_t count = 0;
+  for (const auto& [layer, bytes] : list_results(facts.device.step_allocations)) {
+    const auto same = before.find(layer);
+    if (bytes < kWorthLooking || same == before.end()) continue;
+    ratios[static_cast<double>(bytes) / static_cast<double>(same->second)] += bytes;
+    all += bytes;
+    ++count;
+  }
+  int64_t smaller = 0;
+  for (const auto& [ratio, bytes] : ratios) {
+    smaller += bytes;
+    if (smaller * 2 >= all) return count >= kFewLayers ? ratio : 0;
+  }
+  return 0;
 }
 
 bool convolves(const ReasonFacts& facts) {
@@ -119,13 +162,17 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   if (!fails && !is_one && !are_several) return {};
   const Where where = data.largest != nullptr ? data.made() : failed_in(facts);
   const int64_t bytes = data.bytes + (fails ? failed->requested_bytes : 0);
+  std::vector<std::string> lines{
+      "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
+  if (fails)
+    lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
   return Reason{.id = {},
                 .text = fails ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
                                             with_unit(requested_bytes(facts)), at(failed_in(facts)))
                               : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",
-                .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
+                .how = std::move(lines)};
 }
 
 // Of the last step of training, while an evaluation needs none; nor does the copy of the next batch.
@@ -159,6 +206,52 @@ Found find_large_buffers(const ReasonFacts& facts) {
       .bytes = buffers.bytes,
       .fix = "stay_sparse",
       .how = {"x[senders]  # by an index for each row, in place of matrix @ x; or torch.sparse.mm(matrix, x)"}};
+}
+
+Found find_equal_buffers(const ReasonFacts& facts) {
+  constexpr int64_t kSeveral = 4;
+  const FirstReferrers referrers(facts.device.referrers);
+  std::map<int64_t, Share> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const Referrer* referrer = referrers.find(block);
+    const bool is_buffer = block.category == Category::buffer ||
+                           (referrer != nullptr && variable_name(referrer->variable).ends_with("_buffers"));
+    if (is_buffer && !block.pending_free) sizes[block.requested_bytes].add(block);
+  }
+  const auto most = std::ranges::max_element(sizes, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == sizes.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.4)) return {};
+  const Share& buffers = most->second;
+  return Reason{.id = {},
+                .text = fmt::format("{} buffers of the model's layers have {} each{}: {}", buffers.count,
+                                    with_unit(buffers.largest->bytes), at(buffers.made()), with_unit(buffers.bytes)),
+                .bytes = buffers.bytes - buffers.largest->bytes,
+                .fix = "one_buffer"};
+}
+
+// A batch of another size, longer sequences, or a part of the program that does not split what the others split.
+Found find_larger_step(const ReasonFacts& facts) {
+  constexpr double kWorthNaming = 1.5;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer) return {};
+  const double times = compare_with_step_before(facts);
+  const uint32_t now = facts.device.step_allocations.step;
+  const Share work = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.step == now && !is_of_models(block.category) && !block.made.module.empty();
+  });
+  if (times < kWorthNaming || !is_large(facts, work.bytes + failed->requested_bytes, 0.4)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("this step works on more at once: results of its layers are {:.2g} times as large as in the "
+                          "step before, {} so far ({})",
+                          times, with_unit(work.bytes), short_place(failed->where)),
+      .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
+      .fix = "as_much_as_before",
+      .how = {
+          learns(facts)
+              ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
+              : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
+          "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
+          "cut"}};
 }
 
 // Training computes in half precision, and what comes after it does not.

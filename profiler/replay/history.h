@@ -64,6 +64,7 @@ struct LiveBlock {
   bool pending_free = false;      ///< freed, but another stream still uses it; no category
   bool before_recording = false;  ///< allocated before recording began: by whom is not known
   bool let_go = false;            ///< freed after the failure, before the program's variables were looked through
+  uint64_t born = 0, freed = 0;   ///< events; freed: 0 unless it was let go
   Where made{};
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty

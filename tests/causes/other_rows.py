@@ -11,8 +11,8 @@ def other(Pattern):
         row("adapters_of_folds", "several_models", r"lru_cache|cache_clear", "meta-pytorch/torchtune#904"),
         # Gradients of weights that no optimizer changes.
         row("base_model_not_frozen", "gradients_of_frozen", r"requires_grad", "TUDB-Labs/mLoRA#90"),
-        # One buffer is larger than the GPU.
-        row("covariance_of_each_class", "large_buffer", r"diagonal|fewer|smaller", "BIT-DA/MetaSAug#4"),
+        # One buffer is larger than the GPU. The screen says that a tensor of this size is copied there as a whole, and at which line.
+        row("covariance_of_each_class", "data_on_gpu", r"diagonal|fewer|smaller", "BIT-DA/MetaSAug#4"),
         row("kernel_of_both_domains", pairs, r"split|chunk|cdist", "jindongwang/transferlearning#83"),
         row("counterparts_of_entities", pairs, r"matmul|einsum|@|bmm", "rusty1s/deep-graph-matching-consensus#4"),
         # matmul copies the matrix of each component for each sample.

@@ -11,7 +11,9 @@ def unseen(Pattern):
         row("projectors_of_layers", graphs, r"no_grad|detach", "beijixiong3510/OWM#3"),
         row("sizes_of_pictures_change", "capacity", r"half|batch|accumul|checkpoint|autocast", "microsoft/singleshotpose#112"),
         row("questions_of_all_subjects", *evaluation, "qualcomm/aimet#4073"),
-        row("lines_between_all_junctions", *pairs, "zhou13/lcnn#9"),
+        # Features at points of lines between all pairs of junctions, by an index: the screen names its line, and says how much it makes of
+        # how little. Its writer expected all_pairs.
+        row("lines_between_all_junctions", "enlarged", pairs[1], "zhou13/lcnn#9"),
         row("report_in_each_batch", kept, r"\.cpu\(\)|\bdel\b|clear", "Stonesjtu/pytorch_memlab#17"),
         row("patches_of_volume", "reference_cycle", r"gc\.collect|weakref", "keras-team/keras#23110", memory=450),
         row("slices_of_test_volumes", *evaluation, "guopengf/FL-MRCM#2"),

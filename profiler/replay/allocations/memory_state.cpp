@@ -72,6 +72,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
     const Allocation& allocation = followed.table[live_set.allocations[b]];
     const auto& saving_nodes = live_set.saving_nodes[b];
     const std::string_view name = trace.name(allocation.name);
+    const bool let_go = device.searched_at != kNoEvent && allocation.died < device.searched_at;
     blocks.push_back({.address = block.address,
                       .bytes = block.bytes,
                       .requested_bytes = block.requested_bytes,
@@ -81,7 +82,9 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .step = allocation.step,
                       .pending_free = block.state == Block::State::pending_free,
                       .before_recording = !allocation.is_known(),
-                      .let_go = device.searched_at != kNoEvent && allocation.died < device.searched_at,
+                      .let_go = let_go,
+                      .born = allocation.born,
+                      .freed = let_go ? allocation.died : 0,
                       .made = reader.made_of(allocation),
                       .name = name.empty() && !allocation.is_known() ? "before recording" : name,
                       .shape = trace.name(allocation.shape_or_saved(saving_nodes)),

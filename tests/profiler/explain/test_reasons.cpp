@@ -221,6 +221,111 @@ TEST_CASE("models that a list comprehension moves to the GPU are no reference cy
   CHECK(reason_of(device).empty());
 }
 
+TEST_CASE("what the garbage collector freed after the failure was a reference cycle", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 40_MiB, .let_go = true, .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, weight));
+  device.looked_for_referrers = true;
+  for (uint64_t b = 0; LiveBlock & block : device.state.blocks) {
+    block.born = ++b;
+    block.freed = 100 + b;
+  }
+  CHECK(reason_of(device) == "reference_cycle");
+  for (LiveBlock& block : device.state.blocks) block.freed = 100 - block.born;  // a list frees its last item first
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("a model that nothing has called is named by its variable", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 80_MiB,
+                         .requested_bytes = 80_MiB,
+                         .category = Category::input,
+                         .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({weight});
+  device.state.free_bytes = 64_MiB;
+  device.state.reserved_bytes = 80_MiB;
+  device.failure->where = {.op = "aten::silu", .module = "down.1"};
+  CHECK(reason_of(device).empty());
+  device.referrers = {{.variable = "dict 'net._modules[0]._parameters' in main (a.py:9)",
+                       .made = weight.made,
+                       .storage_bytes = weight.requested_bytes}};
+  CHECK(reason_of(device) == "idle_model");
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "net went to the GPU at a.py:3, and none of its layers has been called so far: 80.00 MiB");
+  device.failure->where = {.op = "aten::to"};  // while models go to the GPU, none has been called
+  CHECK(reason_of(device).empty());
+  device.failure->where = {.op = "aten::silu", .module = "down.1"};
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::parameter, .made = weight.made});
+  CHECK(reason_of(device).empty());  // one of its layers was called by itself
+}
+
+TEST_CASE("equal buffers of several layers are no data set", "[explain][reasons]") {
+  const LiveBlock mask{.bytes = 40_MiB,
+                       .requested_bytes = 40_MiB,
+                       .phase = Phase::setup,
+                       .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(16, mask));
+  CHECK(reason_of(device) == "data_on_gpu");
+  device.referrers = {
+      {.variable = "dict 'net._modules[0]._buffers' in main (a.py:9)", .made = mask.made, .storage_bytes = 40_MiB}};
+  CHECK(reason_of(device) == "same_buffer_in_layers");
+}
+
+TEST_CASE("rows that are repeated before the layers are named by their line", "[explain][reasons]") {
+  const LiveBlock rows{.bytes = 20_MiB, .requested_bytes = 20_MiB, .category = Category::input};
+  LiveBlock copies{.bytes = 100_MiB,
+                   .requested_bytes = 100_MiB,
+                   .category = Category::input,
+                   .made = {.op = "aten::repeat_interleave", .source = "a.py:3"}};
+  LiveBlock keys = copies;
+  keys.made = {.op = "aten::linear", .module = "k", .source = "a.py:5"};
+  DeviceHistory device = at_oom({rows, copies, keys, keys});
+  CHECK(reason_of(device).empty());  // it trains
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device) == "repeated_copies");
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "aten::repeat_interleave at a.py:3 copies rows, and what follows is as large: 3 tensors of 100.00 MiB");
+  CHECK(reason_of(at_oom({copies, keys, keys})).empty());
+}
+
+TEST_CASE("results of elementwise ops beside one another could be one", "[explain][reasons]") {
+  LiveBlock wide{.bytes = 64_MiB,
+                 .requested_bytes = 64_MiB,
+                 .category = Category::output,
+                 .step = 5,
+                 .made = {.op = "aten::to", .source = "a.py:3"}};
+  LiveBlock divided = wide;
+  divided.made = {.op = "aten::div", .source = "a.py:4"};
+  DeviceHistory device = at_oom({wide, divided});
+  device.failure->where = {.op = "aten::clamp", .source = "a.py:5"};
+  CHECK(reason_of(device) == "elementwise_copies");
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "3 results of elementwise ops, 64.00 MiB each, are alive at once (a.py:3, 4, 5): 192.00 MiB");
+}
+
+TEST_CASE("layers that work on more than in the step before", "[explain][reasons]") {
+  const auto results = [](int64_t bytes) {
+    std::vector<StepAllocation> blocks;
+    for (const std::string_view module : {"0", "1", "2"}) {
+      blocks.push_back({.bytes = bytes,
+                        .born = 1,
+                        .category = Category::activation,
+                        .phase = Phase::forward,
+                        .made = {.op = "aten::linear", .module = module}});
+    }
+    return blocks;
+  };
+  const LiveBlock result{.bytes = 64_MiB,
+                         .category = Category::activation,
+                         .phase = Phase::forward,
+                         .step = 5,
+                         .made = {.op = "aten::linear", .module = "0", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({result, result});
+  device.complete = {.step = 4, .blocks = results(8_MiB)};
+  device.step_allocations = {.step = 5, .blocks = results(64_MiB)};
+  CHECK(reason_of(device) == "larger_step");
+  device.complete.blocks = results(64_MiB);
+  CHECK(reason_of(device).empty());
+}
+
 TEST_CASE("tensors without an op that are as large as weights came from a file", "[explain][reasons]") {
   const LiveBlock weight{
       .bytes = 64_MiB, .requested_bytes = 64_MiB, .category = Category::parameter, .name = "0.weight"};

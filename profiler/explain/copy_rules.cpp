@@ -1,0 +1,118 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/reason_rules.h"
+#include "profiler/one_of.h"
+
+// Rows of kReasons about copies: rows that are repeated before the layers, and results of elementwise ops that are alive beside what
+// they were made of.
+
+namespace oomdiag {
+namespace {
+
+bool repeats_rows(const Where& where) {
+  return is_one_of(where.op, {"aten::repeat", "aten::repeat_interleave", "aten::tile"}) && where.module.empty();
+}
+
+/// How many of the second are as large as the first; 0 if it is no multiple, or too many.
+int64_t count_copies(int64_t bytes, int64_t of_bytes) {
+  constexpr int64_t kMostCopies = 1024;
+  if (of_bytes <= 0 || bytes % of_bytes != 0) return 0;
+  const int64_t copies = bytes / of_bytes;
+  return copies <= kMostCopies ? copies : 0;
+}
+
+/// The copies of something that is still there, and not of a weight.
+struct Repetition {
+  const LiveBlock* result = nullptr;
+  int64_t copies = 0;
+};
+
+Repetition find_repetition(const ReasonFacts& facts) {
+  constexpr int64_t kFewest = 2, kWorthLooking = 1 << 20;
+  Repetition found;
+  const auto& blocks = facts.device.state.blocks;
+  for (const LiveBlock& result : blocks) {
+    const bool is_larger = found.result == nullptr || result.bytes > found.result->bytes;
+    if (!repeats_rows(result.made) || result.bytes < kWorthLooking || !is_larger) continue;
+    int64_t fewest = 0;
+    for (const LiveBlock& operand : blocks) {
+      const bool is_data = !is_of_models(operand.category) && !operand.pending_free && operand.bytes >= kWorthLooking;
+      const int64_t copies = is_data ? count_copies(result.requested_bytes, operand.requested_bytes) : 0;
+      if (copies >= kFewest && (fewest == 0 || copies < fewest)) fewest = copies;
+    }
+    if (fewest > 0) found = {.result = &result, .copies = fewest};
+  }
+  return found;
+}
+
+bool is_elementwise(const Where& where) {
+  return where.node.empty() &&
+         is_one_of(where.op, {"aten::to",    "aten::_to_copy", "aten::add",   "aten::sub",       "aten::mul",
+                              "aten::div",   "aten::rsub",     "aten::clamp", "aten::clamp_min", "aten::clamp_max",
+                              "aten::exp",   "aten::log",      "aten::sqrt",  "aten::rsqrt",     "aten::pow",
+                              "aten::neg",   "aten::abs",      "aten::round", "aten::floor",     "aten::sign",
+                              "aten::where", "aten::sin",      "aten::cos",   "aten::square",    "aten::reciprocal",
+                              "aten::tanh",  "aten::sigmoid"});
+}
+
+/// "train.py:31, 32, 33" of lines of one file.
+std::string name_lines(const std::set<std::string>& places) {
+  std::string text, file;
+  for (const std::string& place : places) {
+    const std::string before = place.substr(0, place.rfind(':'));
+    const std::string shown = before == file ? place.substr(std::min(place.size(), before.size() + 1)) : place;
+    text += text.empty() ? shown : ", " + shown;
+    file = before;
+  }
+  return text;
+}
+
+}  // namespace
+
+Found find_repeated_rows(const ReasonFacts& facts) {
+  const Repetition repetition = find_repetition(facts);
+  if (repetition.result == nullptr || learns(facts)) return {};
+  const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
+    return !is_of_models(block.category) && block.requested_bytes == repetition.result->requested_bytes;
+  });
+  const bool asks = is_of_as_many(requested_bytes(facts), repetition.result->requested_bytes);
+  const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
+  if (alike.count < 3 || !is_large(facts, bytes, 0.5)) return {};
+  const Where& where = repetition.result->made;
+  return Reason{.id = {},
+                .text = fmt::format("{}{} copies rows, and what follows is as large: {} tensors of {}", where.op,
+                                    at(where), alike.count, with_unit(repetition.result->bytes)),
+                .bytes = bytes - bytes / repetition.copies,
+                .fix = "repeat_later"};
+}
+
+Found find_elementwise_copies(const ReasonFacts& facts) {
+  constexpr int64_t kFewest = 2, kBlock = 512;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_elementwise(failed->where) || builds_graph(facts).value_or(false)) return {};
+  std::set<std::string> places{short_place(failed->where)};
+  const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
+    const bool is_result = is_elementwise(block.made) && block.made.module == failed->where.module &&
+                           !is_of_models(block.category) && block.step == failed->step &&
+                           std::abs(block.requested_bytes - failed->requested_bytes) < kBlock;
+    if (is_result) places.insert(short_place(block.made));
+    return is_result;
+  });
+  const int64_t bytes = alike.bytes + failed->requested_bytes;
+  if (alike.count < kFewest || !is_large(facts, bytes, 0.5)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} results of elementwise ops, {} each, are alive at once ({}): {}", alike.count + 1,
+                          with_unit(failed->requested_bytes), name_lines(places), with_unit(bytes)),
+      .bytes = bytes - bytes / (alike.count + 1),
+      .fix = "in_place"};
+}
+
+}  // namespace oomdiag
