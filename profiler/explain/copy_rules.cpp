@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/history.h"
 
 // Rows of kReasons about copies: rows that are repeated before the layers, and results of elementwise ops that are alive beside what
 // they were made of.
