@@ -4,7 +4,7 @@ import ctypes
 import pathlib
 
 from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main
-from stand_ins import CUBLAS, CUDA_MAJOR, CUFFT, CUPTI, CUSOLVER, RUNTIME
+from stand_ins import CUBLAS, CUBLASLT, CUDA_MAJOR, CUFFT, CUPTI, CUSOLVER, RUNTIME
 
 DRIVER = "libcuda.so.1"
 PTX = b".version 8.0\n.target sm_75\n.visible .entry kernel() { ret; }\n"
@@ -236,13 +236,14 @@ def what_nvml_does_not_answer_is_not_supported_and_named():
 def every_line_of_the_tables_names_a_function_of_its_library():
     folder = pathlib.Path(__file__).resolve().parents[2] / "extension/virtual_device"
     names_of = lambda table: [line.split("#")[0].split()[1] for line in table.read_text().splitlines() if line.split("#")[0].split()]
-    libraries = {"driver": DRIVER, "runtime": RUNTIME, "cupti": CUPTI, "blas": CUBLAS, "fft": CUFFT, "solver": CUSOLVER,
-                 "sparse": "libcusparse.so.12", "sparselt": "libcusparseLt.so.0"}
-    expect_equal({table.parent.name for table in folder.glob("*/entry_points.txt")}, set(libraries), "the folders that have a table")
+    libraries = {"driver/": DRIVER, "runtime/": RUNTIME, "cupti/": CUPTI, "blas/": CUBLAS, "blas/cublaslt_": CUBLASLT, "fft/": CUFFT,
+                 "solver/": CUSOLVER, "sparse/": "libcusparse.so.12", "sparselt/": "libcusparseLt.so.0"}
+    tables = {table.relative_to(folder).as_posix().removesuffix("entry_points.txt") for table in folder.glob("*/*entry_points.txt")}
+    expect_equal(tables, set(libraries), "the tables")
     other_forms = set((folder / "names/libcudart.so.12.txt").read_text().split())
     for name, library in libraries.items():
         found = ctypes.CDLL(library)
-        missing = [function for function in names_of(folder / name / "entry_points.txt") if not hasattr(found, function) and function not in other_forms]
+        missing = [function for function in names_of(folder / f"{name}entry_points.txt") if not hasattr(found, function) and function not in other_forms]
         expect_equal(missing, [], f"what the library of {name} lacks")
 
 

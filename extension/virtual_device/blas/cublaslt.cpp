@@ -13,7 +13,6 @@
 #include "extension/virtual_device/stubs/answers.h"
 
 using oomdiag::give_new;
-using oomdiag::take_back;
 
 namespace {
 
@@ -86,7 +85,6 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
   return give_new(handle);
 }
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return take_back(handle); }
 
 OOMDIAG_ENTRY_POINT size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 OOMDIAG_ENTRY_POINT size_t cublasLtGetCudartVersion() { return CUDART_VERSION; }
@@ -95,18 +93,6 @@ OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusString(cublasStatus_t status) {
 }
 OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusName(cublasStatus_t status) {
   return status ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_SUCCESS";
-}
-
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t,
-                                                            cudaDataType_t) {
-  return give_new(description);
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
-  return take_back(description);
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
-                                                                  const void*, size_t) {
-  return CUBLAS_STATUS_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
@@ -126,18 +112,6 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatr
   if (is_type) std::memcpy(&reinterpret_cast<Layout*>(layout)->type, value, bytes);
   const bool is_batch = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof(int32_t);
   if (is_batch) std::memcpy(&reinterpret_cast<Layout*>(layout)->batch, value, bytes);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
-  return give_new(preference);
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-  return take_back(preference);
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
-                                                                        cublasLtMatmulPreferenceAttributes_t,
-                                                                        const void*, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -164,11 +138,6 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cub
                                                            cublasLtMatmulHeuristicResult_t* result) {
   *result = {};
   return check_factors(first, second);
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t*,
-                                                                        cublasLtMatmulAlgoConfigAttributes_t,
-                                                                        const void*, size_t) {
-  return CUBLAS_STATUS_SUCCESS;
 }
 /// Everything of the one algorithm is number 0.
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "extension/virtual_device/blas/handle.h"
+#include "extension/virtual_device/stubs/answers.h"
 #include "extension/virtual_device/stubs/handle.h"
 
 namespace oomdiag {
