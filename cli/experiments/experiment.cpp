@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "cli/experiments/executor.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
 #include "cli/process/workers.h"

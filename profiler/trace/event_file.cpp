@@ -10,7 +10,7 @@
 #include <string>
 
 #include "profiler/error.h"
-#include "profiler/trace/packed_events.h"
+#include "profiler/trace/packed_events.h"  // IWYU pragma: keep (called through a pointer, which the check does not see)
 
 namespace oomdiag {
 
