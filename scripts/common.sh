@@ -66,6 +66,19 @@ torch_of() {
   fi
 }
 
+# tools_venv NAME PACKAGE...: a virtual environment of its own for what a script runs, .venv-NAME, with just these; prints its folder
+tools_venv() {
+  local venv=$root/.venv-$1
+  shift
+  if ! cmp -s <(echo "$@") "$venv/oomdiag-tools"; then
+    say "installing $*"
+    python3 -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2
+    echo "$@" >"$venv/oomdiag-tools"
+  fi
+  printf '%s' "$venv"
+}
+
 check_sanitizer() {
   [[ $1 == "" || $1 == address || $1 == thread ]] || fail "unknown sanitizer '$1'" "valid: address (with undefined), thread"
 }

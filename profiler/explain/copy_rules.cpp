@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 
 // Rows of kReasons about copies: rows that are repeated before the layers, and results of elementwise ops that are alive beside what
@@ -39,18 +41,19 @@ struct Repetition {
 
 Repetition find_repetition(const ReasonFacts& facts) {
   constexpr int64_t kFewest = 2, kWorthLooking = 1 << 20;
-  Repetition found;
   const auto& blocks = facts.device.state.blocks;
+  std::set<int64_t, std::greater<>> sizes;  // of data: the largest that fits several times is copied fewest times
+  for (const LiveBlock& block : blocks) {
+    const bool is_data = !is_of_models(block.category) && !block.pending_free && block.bytes >= kWorthLooking;
+    if (is_data) sizes.insert(block.requested_bytes);
+  }
+  Repetition found;
   for (const LiveBlock& result : blocks) {
     const bool is_larger = found.result == nullptr || result.bytes > found.result->bytes;
     if (!repeats_rows(result.made) || result.bytes < kWorthLooking || !is_larger) continue;
-    int64_t fewest = 0;
-    for (const LiveBlock& operand : blocks) {
-      const bool is_data = !is_of_models(operand.category) && !operand.pending_free && operand.bytes >= kWorthLooking;
-      const int64_t copies = is_data ? count_copies(result.requested_bytes, operand.requested_bytes) : 0;
-      if (copies >= kFewest && (fewest == 0 || copies < fewest)) fewest = copies;
-    }
-    if (fewest > 0) found = {.result = &result, .copies = fewest};
+    const auto operand = std::ranges::find_if(
+        sizes, [&](int64_t bytes) { return count_copies(result.requested_bytes, bytes) >= kFewest; });
+    if (operand != sizes.end()) found = {&result, count_copies(result.requested_bytes, *operand)};
   }
   return found;
 }
@@ -97,14 +100,14 @@ Found find_repeated_rows(const ReasonFacts& facts) {
 }
 
 Found find_elementwise_copies(const ReasonFacts& facts) {
-  constexpr int64_t kFewest = 2, kBlock = 512;
+  constexpr int64_t kFewest = 2;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !is_elementwise(failed->where) || builds_graph(facts).value_or(false)) return {};
   std::set<std::string> places{short_place(failed->where)};
   const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_result = is_elementwise(block.made) && block.made.module == failed->where.module &&
                            !is_of_models(block.category) && block.step == failed->step &&
-                           std::abs(block.requested_bytes - failed->requested_bytes) < kBlock;
+                           std::abs(block.requested_bytes - failed->requested_bytes) < kMinBlockBytes;
     if (is_result) places.insert(short_place(block.made));
     return is_result;
   });

@@ -62,14 +62,17 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
 }
 
+bool is_of_growth(const Growth& growth, const LiveBlock& block) {
+  return block.made == growth.held || growth.has(block.made);
+}
+
 /// Whether it went as the error was raised: a list that an expression was filling had held it, which no variable refers to. Cycles stay,
 /// unless the garbage collector has run in between.
 bool is_let_go(const ReasonFacts& facts, const Growth& growth) {
-  const auto is_of_growth = [&](const LiveBlock& block) { return block.made == growth.held || growth.has(block.made); };
   std::vector<const LiveBlock*> let_go;
   int64_t all = 0, gone = 0;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.pending_free || !is_of_growth(block)) continue;
+    if (block.pending_free || !is_of_growth(growth, block)) continue;
     all += block.bytes;
     gone += block.let_go ? block.bytes : 0;
     if (block.let_go && block.made == growth.held) let_go.push_back(&block);
@@ -149,7 +152,7 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth
 bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   const auto grows = [&](const LiveBlock& block) {
-    return !is_of_models(block.category) && (block.made == growth.held || growth.has(block.made));
+    return !is_of_models(block.category) && is_of_growth(growth, block);
   };
   const Share all = sum_blocks(facts, grows);
   const Share copies = sum_blocks(
@@ -360,11 +363,10 @@ Found find_output_on_context(const ReasonFacts& facts) {
 Found find_collected_results(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
   if (leading_growth(facts) != nullptr) return {};
-  const FirstReferrers referrers(facts.device.referrers);
   std::map<std::string_view, Share> held;
   for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.pending_free || is_of_models(block.category) || block.made.source.empty()) continue;
-    const Referrer* referrer = referrers.find(block);
+    const Referrer* referrer = facts.referrers.find(block);
     if (referrer != nullptr && referrer->variable.starts_with("list ")) held[referrer->variable].add(block);
   }
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });

@@ -215,11 +215,10 @@ Found find_weight_copies(const ReasonFacts& facts) {
 Found find_idle_model(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty()) return {};
-  const FirstReferrers referrers(facts.device.referrers);
   std::map<std::string_view, Share> models;
   std::set<std::string_view> called;  // models, and lines that made parameters of some: a layer may be called by itself
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const std::string_view model = block.pending_free ? std::string_view() : module_of(referrers.find(block));
+    const std::string_view model = block.pending_free ? std::string_view() : module_of(facts.referrers.find(block));
     const bool is_called =
         is_of_models(block.category) || block.category == Category::buffer || !block.saved_by.empty();
     if (is_called) called.insert({model, block.made.source});

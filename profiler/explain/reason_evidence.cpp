@@ -9,6 +9,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
@@ -72,23 +73,9 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
 bool is_of_as_many(int64_t a, int64_t b) {
   const auto [small, large] = std::minmax(a, b);
   for (const int64_t ratio : {1, 2, 4, 8}) {
-    if (std::abs(large - ratio * small) < 512 * ratio) return true;
+    if (std::abs(large - ratio * small) < kMinBlockBytes * ratio) return true;
   }
   return false;
-}
-
-FirstReferrers::FirstReferrers(const std::vector<Referrer>& referrers) {
-  for (const Referrer& one : referrers) {
-    auto& alike = first_[{one.made.source, one.made.op, one.storage_bytes}];
-    if (std::ranges::find(alike, one.made, &Referrer::made) == alike.end()) alike.push_back(one);
-  }
-}
-
-const Referrer* FirstReferrers::find(const LiveBlock& block) const {
-  const auto alike = first_.find({block.made.source, block.made.op, block.requested_bytes});
-  if (alike == first_.end()) return nullptr;
-  const auto found = std::ranges::find(alike->second, block.made, &Referrer::made);
-  return found == alike->second.end() ? nullptr : &*found;
 }
 
 std::string_view module_of(const Referrer* referrer) {

@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <map>
 #include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "profiler/explain/growth.h"
@@ -78,18 +76,6 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
 
 /// Whether two sizes are of as many elements, in types of 1 to 8 bytes.
 bool is_of_as_many(int64_t a, int64_t b);
-
-/// The first referrer to tensors of one maker and size: there may be ten thousands of blocks and of referrers.
-class FirstReferrers {
- public:
-  explicit FirstReferrers(const std::vector<Referrer>& referrers);
-
-  /// Null where there is none. Valid as long as this is.
-  const Referrer* find(const LiveBlock& block) const;
-
- private:
-  std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<Referrer>> first_;
-};
 
 /// "history" of "list 'history' in train.py", as the program calls it; or empty.
 std::string_view variable_name(std::string_view variable);

@@ -35,8 +35,8 @@ bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
 }
 
 /// What belongs to a module is no data.
-bool is_of_module(const FirstReferrers& referrers, const LiveBlock& block) {
-  return block.category == Category::buffer || !module_of(referrers.find(block)).empty();
+bool is_of_module(const ReasonFacts& facts, const LiveBlock& block) {
+  return block.category == Category::buffer || !module_of(facts.referrers.find(block)).empty();
 }
 
 /// Many copies of one size that one line made, and of no other size worth mentioning: weights of a model that goes to the GPU by one
@@ -44,11 +44,10 @@ bool is_of_module(const FirstReferrers& referrers, const LiveBlock& block) {
 template <class Holds>
 Share find_equal_copies(const ReasonFacts& facts, const Holds& holds) {
   constexpr int64_t kMany = 16;
-  const FirstReferrers referrers(facts.device.referrers);
   std::map<std::string_view, std::map<int64_t, Share>> lines;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_unused = block.category == Category::unknown && !block.pending_free && !block.made.source.empty();
-    if (is_unused && holds(block) && !is_of_module(referrers, block))
+    if (is_unused && holds(block) && !is_of_module(facts, block))
       lines[block.made.source][block.requested_bytes].add(block);
   }
   Share most;
@@ -210,10 +209,9 @@ Found find_large_buffers(const ReasonFacts& facts) {
 
 Found find_equal_buffers(const ReasonFacts& facts) {
   constexpr int64_t kSeveral = 4;
-  const FirstReferrers referrers(facts.device.referrers);
   std::map<int64_t, Share> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const Referrer* referrer = referrers.find(block);
+    const Referrer* referrer = facts.referrers.find(block);
     const bool is_buffer = block.category == Category::buffer ||
                            (referrer != nullptr && variable_name(referrer->variable).ends_with("_buffers"));
     if (is_buffer && !block.pending_free) sizes[block.requested_bytes].add(block);

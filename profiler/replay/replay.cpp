@@ -82,9 +82,9 @@ History replay(const Trace& trace, std::optional<bool> survived) {
       replayed.complete = read_step(trace, followed, device, device.complete, nullptr);
     }
     replayed.state = read_moment(trace, followed, device);
-    NonPytorchState outside = read_non_pytorch(trace, device.non_pytorch_events, trace.events.size());
-    replayed.initialization_steps = std::move(outside.steps);
-    replayed.failed_driver_requests = std::move(outside.failed_requests);
+    NonPytorchState non_pytorch = read_non_pytorch(trace, device.non_pytorch_events, trace.events.size());
+    replayed.initialization_steps = std::move(non_pytorch.steps);
+    replayed.failed_driver_requests = std::move(non_pytorch.failed_requests);
     replayed.non_pytorch_measured = !device.non_pytorch.empty() || replayed.failure.has_value();
     replayed.sharded = sharded;
     history.devices.push_back(std::move(replayed));

@@ -12,8 +12,6 @@
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/stubs/answers.h"
 
-using oomdiag::give_new;
-
 namespace {
 
 /// What is kept of a matrix: how long a product takes follows from it.
@@ -83,7 +81,7 @@ extern "C" int oomdiag_unsupported(const char* name) {
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   cudaFree(nullptr);
   if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
-  return give_new(handle);
+  return oomdiag::give_new(handle);
 }
 
 OOMDIAG_ENTRY_POINT size_t cublasLtGetVersion() { return CUBLAS_VERSION; }

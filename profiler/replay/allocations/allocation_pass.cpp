@@ -99,7 +99,7 @@ class AllocationPass {
         break;
       case EventKind::segment_alloc:
       case EventKind::segment_map:
-        device.stats().note_outside(index);
+        device.stats().note_non_pytorch(index);
         device.apply(event, index);
         break;
       case EventKind::segment_free:
@@ -148,7 +148,7 @@ class AllocationPass {
       case EventKind::driver_free:
       case EventKind::gpu_step:
       case EventKind::gpu_process:
-        device.stats().note_outside(index);
+        device.stats().note_non_pytorch(index);
         break;
       case EventKind::note:
         note_mark(event);

@@ -35,7 +35,7 @@ class DeviceStats {
   /// A device_memory event.
   void read_device_memory(const Event& event, uint64_t index);
   /// A driver_…, gpu_step or gpu_process event, or one of a new segment.
-  void note_outside(uint64_t index) { result_.non_pytorch_events.push_back(index); }
+  void note_non_pytorch(uint64_t index) { result_.non_pytorch_events.push_back(index); }
   /// The blocks are those that the GPU held when recording began, or went on, as a layout had them whose last event is `index`.
   /// True: they made the peak.
   bool note_initial_layout(uint64_t index, const Phases& phases);
