@@ -4,11 +4,12 @@
 #include <string>
 #include <string_view>
 
+#include "profiler/whole_number.h"
+
 namespace oomdiag {
 
 /// "transformer.h.*.mlp" of "transformer.h.11.mlp": bare numbers are indices of layers that are alike.
 inline std::string fold_indices(std::string_view path) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   std::string folded;
   while (true) {
     const size_t dot = std::min(path.find('.'), path.size());

@@ -7,6 +7,8 @@
 
 namespace oomdiag {
 
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
 /// The number that all of this text is, as "-12"; nullopt for other texts, and for numbers of more than 64 bits.
 inline std::optional<int64_t> parse_whole_number(std::string_view text) {
   int64_t number = 0;

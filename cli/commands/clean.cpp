@@ -60,7 +60,7 @@ bool is_alive(const fs::path& trace) {
   }
 }
 
-void look_into(const fs::path& folder, Found& found, bool is_inner) {
+void look_into_folder(const fs::path& folder, Found& found, bool is_inner) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -74,7 +74,7 @@ void look_into(const fs::path& folder, Found& found, bool is_inner) {
       if (name == "trace" && is_alive(entry->path())) found.stays = "its program still runs";
       found.files.push_back(entry->path());
     } else if (S_ISDIR(info.st_mode) && !is_inner && (is_of_process(name) || name == kSharedFolder)) {
-      look_into(entry->path(), found, true);
+      look_into_folder(entry->path(), found, true);
       found.folders.push_back(entry->path());
     } else {
       found.stays = fmt::format("it holds '{}', which no run writes", name);
@@ -93,7 +93,7 @@ void find_runs(const fs::path& base, std::vector<Found>& runs) {
     Found& run = runs.emplace_back(Found{.path = entry->path()});
     run.days = std::difftime(std::time(nullptr), info.st_mtime) / 86400;
     if (info.st_uid != geteuid()) run.stays = "it belongs to somebody else";
-    if (run.stays.empty()) look_into(run.path, run, false);
+    if (run.stays.empty()) look_into_folder(run.path, run, false);
     run.folders.push_back(run.path);
   }
   if (error) throw Error(ErrorKind::input, fmt::format("cannot read '{}': {}", base.string(), error.message()));

@@ -75,7 +75,7 @@ Json to_json(const Comparison& comparison) {
       {"reserved_agrees", comparison.reserved_agrees()}};
 }
 
-std::string describe(const ComparedEvent& event) {
+std::string event_text(const ComparedEvent& event) {
   if (event.what.empty()) return "nothing";
   return fmt::format("{} {} bytes{}{}", event.what, event.bytes, event.where.empty() ? "" : "  ",
                      printable(event.where, 100));
@@ -95,7 +95,7 @@ void print_differences(const char* title, const ComparedSequence& sequence) {
   fmt::print("\n  first differences of {}\n", title);
   for (const Difference& one : sequence.first) {
     const uint64_t number = one.left.what.empty() ? one.right.number : one.left.number;
-    fmt::print("    {:>8}  left   {}\n              right  {}\n", number, describe(one.left), describe(one.right));
+    fmt::print("    {:>8}  left   {}\n              right  {}\n", number, event_text(one.left), event_text(one.right));
   }
 }
 

@@ -21,6 +21,7 @@
 #include "profiler/report/report.h"
 #include "profiler/report/table.h"
 #include "profiler/trace/trace.h"
+#include "profiler/whole_number.h"
 
 // The program does nothing for it: what is shown is its trace, replayed now and again. Between two looks lies at least ten
 // times what a look takes.
@@ -37,9 +38,7 @@ struct WatchOptions {
   bool once = false;
 };
 
-bool is_number(const std::string& text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
+bool is_number(const std::string& text) { return !text.empty() && std::ranges::all_of(text, is_digit); }
 
 /// The trace that a process writes, as its mappings show.
 fs::path find_trace_of(const std::string& pid) {

@@ -53,7 +53,7 @@ ComputeCapability read_capability(const std::string& text) {
   return capability;
 }
 
-GpuEntry describe(const Gpu& gpu, const std::filesystem::path& file) {
+GpuEntry entry_of(const Gpu& gpu, const std::filesystem::path& file) {
   const ComputeCapability capability{gpu.compute_major, gpu.compute_minor};
   return {.id = gpu.id,
           .name = gpu.name,
@@ -101,7 +101,7 @@ std::string ComputeCapability::text() const { return fmt::format("{}.{}", major,
 
 GpuEntry read_gpu_entry(const std::filesystem::path& file) {
   try {
-    return describe(read_gpu(file.string()), std::filesystem::absolute(file));
+    return entry_of(read_gpu(file.string()), std::filesystem::absolute(file));
   } catch (const std::runtime_error& error) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not a GPU: {}", file.string(), error.what()),
                 "copy one of extension/virtual_device/device_files and change its numbers");

@@ -30,7 +30,7 @@ constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: fragmentation is not monotone
 constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
-constexpr int kMaxRounds = 3;          ///< in which calls are made alone, and what follows from them
+constexpr int kMaxCallRounds = 3;      ///< in which calls are made alone, and what follows from them
 constexpr int64_t kLearnedAround = 4;  ///< values on each side of a border whose unknown sizes are asked for
 constexpr int64_t kMaxColumns = 12, kMaxRows = 16;  ///< of a picture
 
@@ -177,7 +177,7 @@ void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
   if (!is_known()) return;
   std::vector<ShapePoint> points;
   for (const Values& values : all) points.push_back(point_of(values));
-  for (int round = 0; round < kMaxRounds; ++round) {
+  for (int round = 0; round < kMaxCallRounds; ++round) {
     const std::vector<CallAtPoint> calls = function_.list_unknown_calls(points);
     if (calls.empty()) return;
     std::vector<std::string> texts;
@@ -282,7 +282,7 @@ std::vector<Values> values_between(const Variable& variable, const Values& other
 int64_t find_known_border(Fitter& fitter, const Variable& variable, const Values& others, MemoryFunction& function) {
   const int64_t gpu = fitter.gpu_bytes();
   int64_t position = largest_by_function(function, variable, others, gpu);
-  for (int round = 0; round < kMaxRounds; ++round) {
+  for (int round = 0; round < kMaxCallRounds; ++round) {
     const auto is_exact = [&](const Values& values) { return function.estimate(values, gpu).is_exact(); };
     if (std::ranges::all_of(values_between(variable, others, position, position + 1), is_exact)) break;
     function.learn_calls(fitter,

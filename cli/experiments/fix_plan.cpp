@@ -35,7 +35,7 @@ namespace oomdiag {
 namespace {
 
 constexpr int kMaxRounds = 4;
-constexpr std::size_t kMaxCombinations = 3;
+constexpr std::size_t kMaxPlansTogether = 3;
 constexpr double kMayBeFaster = 1.02;  ///< as fast as the fastest by estimate: worth a run
 constexpr double kFarBelow = 0.9;      ///< of the available memory: it needs no run of a smaller plan beside it
 constexpr double kFarTooLarge = 1.1;   ///< of the available memory: not worth a run that shows that it does not fit
@@ -250,7 +250,7 @@ std::vector<std::vector<Change>> PlanSearch::list_combinations(bool same_sums) c
     return was_run || is_slower || !std::ranges::all_of(changes, is_of_program);
   });
   std::ranges::stable_sort(together, {}, [&](const std::vector<Change>& changes) { return share_of_time(changes); });
-  if (together.size() > kMaxCombinations) together.resize(kMaxCombinations);
+  if (together.size() > kMaxPlansTogether) together.resize(kMaxPlansTogether);
   return together;
 }
 

@@ -13,8 +13,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr double kLeastWithoutUnit = 1024;           // what is less was meant in another unit
-constexpr double kMaxBytes = 1152921504606846976.0;  // 2^60
+constexpr double kLeastWithoutUnit = 1024;              // what is less was meant in another unit
+constexpr double kLargestSize = 1152921504606846976.0;  // 2^60
 
 std::optional<double> unit_bytes(std::string_view unit) {
   constexpr std::array<std::pair<std::string_view, double>, 14> kUnits{{{"", 1},
@@ -49,7 +49,7 @@ int64_t parse_bytes(std::string_view text) {
   const auto [rest, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
   const std::optional<double> unit = unit_bytes({rest, static_cast<std::size_t>(end - rest)});
   const double bytes = std::floor(number * unit.value_or(0));
-  if (error != std::errc{} || !unit || !(bytes >= 1) || bytes > kMaxBytes) {
+  if (error != std::errc{} || !unit || !(bytes >= 1) || bytes > kLargestSize) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is not an amount of memory", text),
                 "write it as 8GiB, 8192MiB, 8.5GB or a number of bytes");
   }

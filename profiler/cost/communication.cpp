@@ -10,7 +10,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr std::string_view kPrefix = "nccl::";
+constexpr std::string_view kCollective = "nccl::";
 
 // Shares of the bandwidth of a link that NCCL reaches with large messages, and where they were published (repository and issue):
 constexpr double kOfNvlink =
@@ -61,14 +61,14 @@ double Communication::bytes_on_links() const {
 }
 
 std::optional<Communication> communication_of(const MeteredOperator& metered) {
-  if (!metered.name.starts_with(kPrefix)) return std::nullopt;
+  if (!metered.name.starts_with(kCollective)) return std::nullopt;
   std::vector<int64_t> numbers;
   for (const WorkValue& value : metered.inputs) {
     if (value.kind == WorkValue::Kind::number) numbers.push_back(value.values.front());
   }
   constexpr size_t kNumbers = 3;  // ranks, stride, is_waited_for: extension/record/work_meter.cpp
   if (numbers.size() != kNumbers) return std::nullopt;
-  return Communication{.name = metered.name.substr(kPrefix.size()),
+  return Communication{.name = metered.name.substr(kCollective.size()),
                        .bytes = std::max(bytes_of(metered.inputs), bytes_of(metered.outputs)),
                        .ranks = std::max<int64_t>(numbers[0], 1),
                        .stride = std::max<int64_t>(numbers[1], 1),

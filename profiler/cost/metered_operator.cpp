@@ -8,7 +8,7 @@
 namespace oomdiag {
 namespace {
 
-[[noreturn]] void reject(std::string_view text) {
+[[noreturn]] void reject_line(std::string_view text) {
   throw Error(ErrorKind::input, fmt::format("'{}' is no part of a meter's file", text));
 }
 
@@ -23,18 +23,18 @@ std::vector<std::string_view> split(std::string_view text, char by) {
   return parts;
 }
 
-int64_t parse_integer(std::string_view text) {
+int64_t integer_of(std::string_view text) {
   const std::optional<int64_t> number = parse_whole_number(text);
-  if (!number) reject(text);
+  if (!number) reject_line(text);
   return *number;
 }
 
 WorkValue parse_list(const std::vector<std::string_view>& parts) {
   return {.kind = WorkValue::Kind::list,
           .dtype = std::string(parts[1]),
-          .bytes = parse_integer(parts[3]),
-          .matrix_elements = parse_integer(parts[4]),
-          .count = parse_integer(parts[2])};
+          .bytes = integer_of(parts[3]),
+          .matrix_elements = integer_of(parts[4]),
+          .count = integer_of(parts[2])};
 }
 
 /// "Float:4:64x32", "Float:4:64x32@host".
@@ -45,9 +45,9 @@ WorkValue parse_tensor(std::vector<std::string_view> parts) {
     value.on_host = true;
     parts.back().remove_suffix(kHost.size());
   }
-  value.bytes = parse_integer(parts[1]);
+  value.bytes = integer_of(parts[1]);
   for (const std::string_view size : split(parts.size() > 2 ? parts[2] : "", 'x')) {
-    value.values.push_back(parse_integer(size));
+    value.values.push_back(integer_of(size));
     value.bytes *= value.values.back();
   }
   return value;
@@ -57,14 +57,13 @@ WorkValue parse_value(std::string_view text) {
   const auto parts = split(text, ':');
   if (parts.empty() || text == "-") return {};
   if (parts[0] == "list" && parts.size() == 5) return parse_list(parts);
-  if (parts[0] == "i" && parts.size() == 2)
-    return {.kind = WorkValue::Kind::number, .values = {parse_integer(parts[1])}};
+  if (parts[0] == "i" && parts.size() == 2) return {.kind = WorkValue::Kind::number, .values = {integer_of(parts[1])}};
   if (parts[0] == "m") {
     WorkValue value{.kind = WorkValue::Kind::flags};
     for (const char flag : parts.size() > 1 ? parts[1] : "") value.values.push_back(flag == '1' ? 1 : 0);
     return value;
   }
-  if (parts.size() < 2) reject(text);
+  if (parts.size() < 2) reject_line(text);
   return parse_tensor(parts);
 }
 
@@ -77,8 +76,8 @@ std::vector<WorkValue> parse_values(std::string_view text) {
 /// "8 nvlink,rdma", "8".
 void parse_job(std::string_view text, MeteredRun& run) {
   const auto words = split(text, ' ');
-  if (words.empty()) reject(text);
-  run.ranks_per_host = parse_integer(words[0]);
+  if (words.empty()) reject_line(text);
+  run.ranks_per_host = integer_of(words[0]);
   if (words.size() > 1) run.links = words[1];
 }
 
@@ -88,12 +87,12 @@ MeteredOperator parse_metered_operator(std::string_view line) {
   constexpr size_t kFields = 6;  // of which the last has inputs, '>' and outputs
   const auto fields = split(line, '\t');
   const size_t arrow = fields.size() == kFields ? fields[5].find('>') : std::string_view::npos;
-  if (arrow == std::string_view::npos) reject(line);
-  return {.step = parse_integer(fields[0]),
+  if (arrow == std::string_view::npos) reject_line(line);
+  return {.step = integer_of(fields[0]),
           .phase = std::string(fields[1]),
-          .module = static_cast<uint32_t>(parse_integer(fields[2])),
+          .module = static_cast<uint32_t>(integer_of(fields[2])),
           .name = std::string(fields[3]),
-          .count = parse_integer(fields[4]),
+          .count = integer_of(fields[4]),
           .inputs = parse_values(fields[5].substr(0, arrow)),
           .outputs = parse_values(fields[5].substr(arrow + 1))};
 }
@@ -101,8 +100,8 @@ MeteredOperator parse_metered_operator(std::string_view line) {
 MeteredRun parse_metered_run(std::string_view text) {
   constexpr std::string_view kSteps = "steps\t", kJob = "job\t";
   const auto lines = split(text, '\n');
-  if (lines.empty() || !lines[0].starts_with(kSteps)) reject(text.substr(0, 40));
-  MeteredRun run{.steps = parse_integer(lines[0].substr(kSteps.size()))};
+  if (lines.empty() || !lines[0].starts_with(kSteps)) reject_line(text.substr(0, 40));
+  MeteredRun run{.steps = integer_of(lines[0].substr(kSteps.size()))};
   for (size_t i = 1; i < lines.size(); ++i) {
     if (lines[i].starts_with(kJob)) {
       parse_job(lines[i].substr(kJob.size()), run);

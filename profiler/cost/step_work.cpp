@@ -10,8 +10,8 @@
 namespace oomdiag {
 namespace {
 
-void add(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
-         int64_t count) {
+void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
+              int64_t count) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
@@ -24,7 +24,8 @@ void add(WorkSum& sum, std::string_view phase, const OperatorWork& work, const s
 }
 
 /// A collective runs on a stream of its own.
-void add(StepWork& step, const MeteredOperator& metered, const Communication& call, const std::optional<Links>& links) {
+void add_work(StepWork& step, const MeteredOperator& metered, const Communication& call,
+              const std::optional<Links>& links) {
   const auto time = links ? communication_ns(call, *links) : std::nullopt;
   step.has_time = step.has_time && time.has_value();
   const auto count = static_cast<double>(metered.count);
@@ -37,7 +38,7 @@ void add(StepWork& step, const MeteredOperator& metered, const Communication& ca
   }
 }
 
-void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rates) {
+void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates* rates) {
   const OperatorWork work = work_of(metered);
   const auto time = rates != nullptr ? modelled_time(work, *rates) : std::nullopt;
   step.has_time = step.has_time && time.has_value();
@@ -46,10 +47,10 @@ void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rate
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add(*sum, metered.phase, work, time, metered.count);
+    add_work(*sum, metered.phase, work, time, metered.count);
   }
   if (metered.phase != "forward") return;
-  add(step.forward[metered.module], "recomputation", work, time, metered.count);
+  add_work(step.forward[metered.module], "recomputation", work, time, metered.count);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.
@@ -91,9 +92,9 @@ std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRat
         step.step == 0 ? metered.phase != "setup" : metered.step == step.step && metered.phase != "setup";
     if (!is_of_it) continue;
     if (const auto call = communication_of(metered)) {
-      add(step, metered, *call, links);
+      add_work(step, metered, *call, links);
     } else {
-      add(step, metered, rates);
+      add_work(step, metered, rates);
     }
   }
   return step;

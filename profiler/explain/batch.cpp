@@ -16,7 +16,7 @@
 namespace oomdiag {
 namespace {
 
-int64_t at(const std::array<int64_t, kCategoryCount>& sums, Category category) {
+int64_t bytes_of(const std::array<int64_t, kCategoryCount>& sums, Category category) {
   return sums[static_cast<size_t>(category)];
 }
 
@@ -33,8 +33,9 @@ int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes)
 BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
   const auto sums = sum_categories(state);
   BatchModel model{.batch = batch};
-  model.scaling_bytes = at(sums, Category::activation) + at(sums, Category::input) + at(sums, Category::output) +
-                        at(sums, Category::activation_gradient) + at(sums, Category::temporary) + requested_bytes;
+  model.scaling_bytes = bytes_of(sums, Category::activation) + bytes_of(sums, Category::input) +
+                        bytes_of(sums, Category::output) + bytes_of(sums, Category::activation_gradient) +
+                        bytes_of(sums, Category::temporary) + requested_bytes;
   for (const LiveBlock& block : state.blocks) {
     const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
     model.scaling_bytes += follows ? block.bytes : 0;

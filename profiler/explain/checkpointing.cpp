@@ -12,6 +12,7 @@
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"
+#include "profiler/whole_number.h"
 
 // Checkpointing of modules (torch.utils.checkpoint, not reentrant). What a module saves for itself is freed in forward and
 // recomputed when backward comes to the module:
@@ -52,8 +53,7 @@ struct InNaturalOrder {
     return a.size() < b.size();
   }
   static size_t digits(std::string_view text) {
-    return static_cast<size_t>(std::find_if_not(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }) -
-                               text.begin());
+    return static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_digit) - text.begin());
   }
 };
 

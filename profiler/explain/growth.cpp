@@ -51,12 +51,12 @@ bool is_workload(const PlaceCurve& curve, const std::vector<double>& workload) {
   return workload.back() / workload.front() - 1 > growth / 4;
 }
 
-enum class Shape { steady, more_blocks, larger_block };
+enum class GrowthShape { steady, more_blocks, larger_block };
 
-Shape shape_of(const PlaceCurve& curve, const std::vector<double>& workload) {
-  if (!keeps_rising(curve.bytes)) return Shape::steady;
-  if (keeps_rising(curve.blocks)) return Shape::more_blocks;
-  return is_workload(curve, workload) ? Shape::steady : Shape::larger_block;
+GrowthShape shape_of(const PlaceCurve& curve, const std::vector<double>& workload) {
+  if (!keeps_rising(curve.bytes)) return GrowthShape::steady;
+  if (keeps_rising(curve.blocks)) return GrowthShape::more_blocks;
+  return is_workload(curve, workload) ? GrowthShape::steady : GrowthShape::larger_block;
 }
 
 int64_t median_increment(Levels levels, const std::vector<uint32_t>& steps) {
@@ -131,13 +131,13 @@ std::vector<Group> group_curves(const StepCurves& curves) {
   Group in_graph;
   std::map<Owner, Group> groups;
   for (const PlaceCurve& curve : curves.places) {
-    Shape shape = shape_of(curve, curves.workload);
+    GrowthShape shape = shape_of(curve, curves.workload);
     size_t beginning = kNowhere;
-    if (shape != Shape::larger_block) beginning = find_beginning(curve, shape == Shape::more_blocks);
-    if (beginning != kNowhere) shape = Shape::more_blocks;
-    if (shape == Shape::steady) continue;
-    const GrowthKind kind = shape == Shape::more_blocks ? GrowthKind::kept_tensors : GrowthKind::growing_buffer;
-    const bool kept_by_graph = shape == Shape::more_blocks && curve.in_graph;
+    if (shape != GrowthShape::larger_block) beginning = find_beginning(curve, shape == GrowthShape::more_blocks);
+    if (beginning != kNowhere) shape = GrowthShape::more_blocks;
+    if (shape == GrowthShape::steady) continue;
+    const GrowthKind kind = shape == GrowthShape::more_blocks ? GrowthKind::kept_tensors : GrowthKind::growing_buffer;
+    const bool kept_by_graph = shape == GrowthShape::more_blocks && curve.in_graph;
     Group& group =
         kept_by_graph ? in_graph : groups[{kind, curve.where.op, fold_indices(curve.where.module), curve.where.source}];
     add_curve(group, kind, curve, beginning);

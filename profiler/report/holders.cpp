@@ -9,6 +9,7 @@
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
+#include "profiler/whole_number.h"
 
 // A model of forty layers has forty blocks of each kind, and a list of the largest five names an eighth of one kind. So blocks
 // are folded over the indices in their modules' paths. How coarsely depends on what it takes to name most of the bytes:
@@ -27,8 +28,6 @@ namespace {
 
 enum class Fold { tensor, module, kind, op, layer, name };
 constexpr std::array kFolds = {Fold::tensor, Fold::module, Fold::kind, Fold::op, Fold::layer, Fold::name};
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // "layer3" is the third of its kind: "layer*".
 std::string fold_stages(std::string_view path) {

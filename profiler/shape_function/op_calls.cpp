@@ -7,12 +7,12 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "profiler/whole_number.h"
+
 namespace oomdiag {
 namespace {
 
 constexpr char kNumber = '#';
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 struct SplitCall {
   std::string form{};

@@ -10,7 +10,7 @@
 namespace oomdiag {
 
 /// The keys of a snapshot's dictionaries that are of use; `none` is any other.
-enum class Field : uint8_t {
+enum class SnapshotField : uint8_t {
   none,
   name,
   filename,
@@ -37,33 +37,33 @@ enum class Field : uint8_t {
   count
 };
 
-inline constexpr std::array<std::pair<std::string_view, Field>, 22> kFields = {
-    {{"name", Field::name},
-     {"filename", Field::filename},
-     {"line", Field::line},
-     {"action", Field::action},
-     {"addr", Field::addr},
-     {"device_free", Field::device_free},
-     {"address", Field::address},
-     {"size", Field::size},
-     {"stream", Field::stream},
-     {"time_us", Field::time_us},
-     {"frames", Field::frames},
-     {"history", Field::history},
-     {"state", Field::state},
-     {"requested_size", Field::requested_size},
-     {"real_size", Field::real_size},
-     {"total_size", Field::total_size},
-     {"segment_type", Field::segment_type},
-     {"is_expandable", Field::is_expandable},
-     {"device", Field::device},
-     {"blocks", Field::blocks},
-     {"user_metadata", Field::user_metadata},
-     {"fx_original_trace", Field::fx_original_trace}}};
+inline constexpr std::array<std::pair<std::string_view, SnapshotField>, 22> kFields = {
+    {{"name", SnapshotField::name},
+     {"filename", SnapshotField::filename},
+     {"line", SnapshotField::line},
+     {"action", SnapshotField::action},
+     {"addr", SnapshotField::addr},
+     {"device_free", SnapshotField::device_free},
+     {"address", SnapshotField::address},
+     {"size", SnapshotField::size},
+     {"stream", SnapshotField::stream},
+     {"time_us", SnapshotField::time_us},
+     {"frames", SnapshotField::frames},
+     {"history", SnapshotField::history},
+     {"state", SnapshotField::state},
+     {"requested_size", SnapshotField::requested_size},
+     {"real_size", SnapshotField::real_size},
+     {"total_size", SnapshotField::total_size},
+     {"segment_type", SnapshotField::segment_type},
+     {"is_expandable", SnapshotField::is_expandable},
+     {"device", SnapshotField::device},
+     {"blocks", SnapshotField::blocks},
+     {"user_metadata", SnapshotField::user_metadata},
+     {"fx_original_trace", SnapshotField::fx_original_trace}}};
 
-inline Field field_of(std::string_view key) {
+inline SnapshotField field_of(std::string_view key) {
   const auto found = std::find_if(kFields.begin(), kFields.end(), [&](const auto& one) { return one.first == key; });
-  return found == kFields.end() ? Field::none : found->second;
+  return found == kFields.end() ? SnapshotField::none : found->second;
 }
 
 /// The items of one dictionary, by field. Filled again and again, so that each costs no more than the items it has.
@@ -77,29 +77,31 @@ class Fields {
       seen_ |= uint32_t{1} << field;
     }
   }
-  bool has(Field field) const { return (seen_ >> static_cast<size_t>(field) & 1) != 0; }
-  PickleValue operator[](Field field) const { return has(field) ? values_[static_cast<size_t>(field)] : PickleValue(); }
-  int64_t number(Field field) const {
+  bool has(SnapshotField field) const { return (seen_ >> static_cast<size_t>(field) & 1) != 0; }
+  PickleValue operator[](SnapshotField field) const {
+    return has(field) ? values_[static_cast<size_t>(field)] : PickleValue();
+  }
+  int64_t number(SnapshotField field) const {
     return (*this)[field].is(PickleValue::Kind::integer) ? (*this)[field].number() : 0;
   }
-  uint64_t address(Field field) const { return static_cast<uint64_t>(std::max<int64_t>(0, number(field))); }
+  uint64_t address(SnapshotField field) const { return static_cast<uint64_t>(std::max<int64_t>(0, number(field))); }
 
  private:
   /// Keys are texts that are kept once each: their field is looked up the first time only.
-  Field find(const Pickle& pickle, PickleValue key) {
-    if (!key.is(PickleValue::Kind::text)) return Field::none;
+  SnapshotField find(const Pickle& pickle, PickleValue key) {
+    if (!key.is(PickleValue::Kind::text)) return SnapshotField::none;
     if (key.index() >= known_.size()) [[unlikely]]
-      known_.resize(key.index() + 1, Field::count);
-    Field& field = known_[key.index()];
-    if (field == Field::count) [[unlikely]]
+      known_.resize(key.index() + 1, SnapshotField::count);
+    SnapshotField& field = known_[key.index()];
+    if (field == SnapshotField::count) [[unlikely]]
       field = field_of(pickle.text(key));
     return field;
   }
 
-  static_assert(static_cast<size_t>(Field::count) <= 32);
-  std::array<PickleValue, static_cast<size_t>(Field::count)> values_{};
-  uint32_t seen_ = 0;           ///< a bit for each field
-  std::vector<Field> known_{};  ///< by text
+  static_assert(static_cast<size_t>(SnapshotField::count) <= 32);
+  std::array<PickleValue, static_cast<size_t>(SnapshotField::count)> values_{};
+  uint32_t seen_ = 0;                   ///< a bit for each field
+  std::vector<SnapshotField> known_{};  ///< by text
 };
 
 }  // namespace oomdiag

@@ -114,39 +114,41 @@ class SnapshotReader {
   std::optional<int64_t> fold(Pickle& pickle, Pickle::Items items) {
     fields_.read(pickle, items);
     const Fields& fields = fields_;
-    if (fields.has(Field::action) && fields.has(Field::size)) {
+    if (fields.has(SnapshotField::action) && fields.has(SnapshotField::size)) {
       entries_.add(make_entry(pickle, fields));
       return record(Record::entry, entries_.size() - 1);
     }
-    if (fields.has(Field::filename) && fields.has(Field::line)) {
-      return record(Record::frame, frame_of({fields[Field::name], fields[Field::filename], fields.number(Field::line),
-                                             fields[Field::fx_original_trace]}));
+    if (fields.has(SnapshotField::filename) && fields.has(SnapshotField::line)) {
+      return record(Record::frame,
+                    frame_of({fields[SnapshotField::name], fields[SnapshotField::filename],
+                              fields.number(SnapshotField::line), fields[SnapshotField::fx_original_trace]}));
     }
-    if (fields.has(Field::total_size) && fields.has(Field::blocks)) {
+    if (fields.has(SnapshotField::total_size) && fields.has(SnapshotField::blocks)) {
       snapshot_.segments.push_back(make_segment(pickle, fields));
       return record(Record::segment, snapshot_.segments.size() - 1);
     }
-    if (fields.has(Field::size) && fields.has(Field::state)) {
+    if (fields.has(SnapshotField::size) && fields.has(SnapshotField::state)) {
       blocks_.push_back(make_block(pickle, fields));
       return record(Record::block, blocks_.size() - 1);
     }
     // An element of a block's history in old files: its frames are those of the block.
-    if (fields.has(Field::real_size)) return record(Record::stack, find_place(pickle, fields[Field::frames]));
+    if (fields.has(SnapshotField::real_size))
+      return record(Record::stack, find_place(pickle, fields[SnapshotField::frames]));
     return std::nullopt;
   }
 
   Event make_entry(Pickle& pickle, const Fields& fields) {
-    const bool has_free = fields.has(Field::device_free);
-    const EventKind kind = find_kind(pickle, fields[Field::action]);
+    const bool has_free = fields.has(SnapshotField::device_free);
+    const EventKind kind = find_kind(pickle, fields[SnapshotField::action]);
     free_requests_ += kind == EventKind::free_requested ? 1 : 0;
     free_completions_ += kind == EventKind::free_completed ? 1 : 0;
-    uint32_t place = find_place(pickle, fields[Field::frames]);
-    const std::string_view part = pickle.text(fields[Field::user_metadata]);
+    uint32_t place = find_place(pickle, fields[SnapshotField::frames]);
+    const std::string_view part = pickle.text(fields[SnapshotField::user_metadata]);
     if (!part.empty() && kind == EventKind::alloc) place = places_.within(place, part);
-    return {.time = static_cast<uint64_t>(fields.number(Field::time_us)),
-            .address = fields.address(has_free ? Field::device_free : Field::addr),
-            .bytes = fields.number(Field::size),
-            .detail = fields.address(Field::stream),
+    return {.time = static_cast<uint64_t>(fields.number(SnapshotField::time_us)),
+            .address = fields.address(has_free ? SnapshotField::device_free : SnapshotField::addr),
+            .bytes = fields.number(SnapshotField::size),
+            .detail = fields.address(SnapshotField::stream),
             .context = place,
             .kind = kind};
   }
@@ -199,24 +201,27 @@ class SnapshotReader {
   }
 
   SnapshotBlock make_block(Pickle& pickle, const Fields& fields) {
-    const int64_t requested = fields.has(Field::requested_size) ? fields.number(Field::requested_size) : 0;
-    return {.address = fields.address(Field::address),
-            .bytes = fields.number(Field::size),
-            .requested_bytes = requested > 0 ? requested : fields.number(Field::size),
-            .place = find_place(pickle, fields[fields.has(Field::history) ? Field::history : Field::frames]),
-            .state = state_of(pickle.text(fields[Field::state]))};
+    const int64_t requested =
+        fields.has(SnapshotField::requested_size) ? fields.number(SnapshotField::requested_size) : 0;
+    return {.address = fields.address(SnapshotField::address),
+            .bytes = fields.number(SnapshotField::size),
+            .requested_bytes = requested > 0 ? requested : fields.number(SnapshotField::size),
+            .place = find_place(
+                pickle, fields[fields.has(SnapshotField::history) ? SnapshotField::history : SnapshotField::frames]),
+            .state = state_of(pickle.text(fields[SnapshotField::state]))};
   }
 
   // What is listed is taken: a list that several segments share is that of the first.
   SnapshotSegment make_segment(Pickle& pickle, const Fields& fields) {
-    SnapshotSegment segment{.address = fields.address(Field::address),
-                            .bytes = fields.number(Field::total_size),
-                            .stream = fields.address(Field::stream),
-                            .device = static_cast<int>(std::clamp<int64_t>(fields.number(Field::device), 0, 255)),
-                            .large = pickle.text(fields[Field::segment_type]) != "small",
-                            .expandable = fields[Field::is_expandable].number() != 0};
+    SnapshotSegment segment{
+        .address = fields.address(SnapshotField::address),
+        .bytes = fields.number(SnapshotField::total_size),
+        .stream = fields.address(SnapshotField::stream),
+        .device = static_cast<int>(std::clamp<int64_t>(fields.number(SnapshotField::device), 0, 255)),
+        .large = pickle.text(fields[SnapshotField::segment_type]) != "small",
+        .expandable = fields[SnapshotField::is_expandable].number() != 0};
     uint64_t address = segment.address;
-    const PickleValue list = pickle.resolve(fields[Field::blocks]);
+    const PickleValue list = pickle.resolve(fields[SnapshotField::blocks]);
     for (const PickleValue value : pickle.elements(list)) {
       const PickleValue one = pickle.resolve(value);
       if (!is_record(one, Record::block) || index_of(one) >= blocks_.size()) continue;

@@ -6,6 +6,7 @@
 
 #include "profiler/event.h"
 #include "profiler/snapshot/snapshot.h"
+#include "profiler/whole_number.h"
 
 // A snapshot does not say where a step ends. What does, the surest first:
 //
@@ -98,7 +99,7 @@ std::vector<size_t> StepFinder::by_own_annotation() const {
     const SnapshotAnnotation& one = snapshot_.annotations[i];
     std::string name = snapshot_.names[one.name];
     if (name.starts_with("Optimizer.")) continue;
-    std::erase_if(name, [](char c) { return c >= '0' && c <= '9'; });
+    std::erase_if(name, is_digit);
     Scope& scope = scopes[name];
     if (!one.ends) {
       scope.begin = positions_[i];

@@ -14,8 +14,6 @@
 namespace oomdiag {
 namespace {
 
-using nlohmann::json;
-
 /// Limits by compute capability: CUDA programming guide, technical specifications.
 struct Architecture {
   int major, minor;
@@ -36,52 +34,54 @@ constexpr std::array<Architecture, 11> kArchitectures{{
     {12, 1, 1536, 24, 102400, 101376, 1024},
 }};
 
-[[noreturn]] void complain(const std::string& key, const std::string& complaint) {
+[[noreturn]] void reject_field(const std::string& key, const std::string& complaint) {
   throw std::runtime_error("\"" + key + "\" " + complaint);
 }
 
 /// `file[key]["value"]`, within bounds; `absent` when the file has no such key and that is allowed (not negative).
-int64_t read_number(const json& file, const std::string& key, int64_t least, int64_t most, int64_t absent = -1) {
+int64_t read_number(const nlohmann::json& file, const std::string& key, int64_t least, int64_t most,
+                    int64_t absent = -1) {
   if (!file.contains(key)) {
-    if (absent < 0) complain(key, "is missing");
+    if (absent < 0) reject_field(key, "is missing");
     return absent;
   }
-  const json& field = file[key];
-  const json value = field.is_object() ? field.value("value", json()) : json();
-  if (!value.is_number_integer()) complain(key, R"(must be of the form {"value": 123, "mark": "S", "source": "…"})");
+  const nlohmann::json& field = file[key];
+  const nlohmann::json value = field.is_object() ? field.value("value", nlohmann::json()) : nlohmann::json();
+  if (!value.is_number_integer())
+    reject_field(key, R"(must be of the form {"value": 123, "mark": "S", "source": "…"})");
   const int64_t number =
       value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX ? INT64_MAX : value.get<int64_t>();
-  if (number < least) complain(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
-  if (number > most) complain(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
+  if (number < least) reject_field(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
+  if (number > most) reject_field(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
   return number;
 }
 
-int read_int(const json& file, const char* key, int least, int absent = -1) {
+int read_int(const nlohmann::json& file, const char* key, int least, int absent = -1) {
   return static_cast<int>(read_number(file, key, least, INT32_MAX, absent));
 }
 
-std::string read_text(const json& file, const std::string& key, const std::string& absent) {
-  const json value = file.value(key, json(absent));
-  if (!value.is_string()) complain(key, "must be a text");
+std::string read_text(const nlohmann::json& file, const std::string& key, const std::string& absent) {
+  const nlohmann::json value = file.value(key, nlohmann::json(absent));
+  if (!value.is_string()) reject_field(key, "must be a text");
   return value.get<std::string>();
 }
 
-const Architecture& read_capability(const json& file, Gpu& gpu) {
+const Architecture& read_capability(const nlohmann::json& file, Gpu& gpu) {
   const std::string key = "compute_capability";
-  if (!file.contains(key)) complain(key, "is missing");
-  const json value = file[key].is_object() ? file[key].value("value", json()) : json();
+  if (!file.contains(key)) reject_field(key, "is missing");
+  const nlohmann::json value = file[key].is_object() ? file[key].value("value", nlohmann::json()) : nlohmann::json();
   char after = 0;
   const std::string text = value.is_string() ? value.get<std::string>() : "";
   if (std::sscanf(text.c_str(), "%d.%d%c", &gpu.compute_major, &gpu.compute_minor, &after) != 2) {
-    complain(key, R"(must be of the form {"value": "8.6", "mark": "P", "source": "…"})");
+    reject_field(key, R"(must be of the form {"value": "8.6", "mark": "P", "source": "…"})");
   }
   for (const Architecture& architecture : kArchitectures) {
     if (architecture.major == gpu.compute_major && architecture.minor == gpu.compute_minor) return architecture;
   }
-  complain(key, "is none that is known: \"" + text + "\"");
+  reject_field(key, "is none that is known: \"" + text + "\"");
 }
 
-void read_limits(const json& file, const Architecture& usual, Gpu& gpu) {
+void read_limits(const nlohmann::json& file, const Architecture& usual, Gpu& gpu) {
   constexpr int kRegisters = 65536;
   constexpr int kSharedBytes = 49152;
   gpu.threads_per_multiprocessor = read_int(file, "threads_per_multiprocessor", 32, usual.threads);
@@ -93,14 +93,14 @@ void read_limits(const json& file, const Architecture& usual, Gpu& gpu) {
   gpu.reserved_shared_bytes_per_block = read_int(file, "reserved_shared_bytes_per_block", 0, usual.reserved);
 }
 
-void read_names(const json& file, const std::string& path, Gpu& gpu) {
+void read_names(const nlohmann::json& file, const std::string& path, Gpu& gpu) {
   gpu.id = read_text(file, "id", std::filesystem::path(path).stem().string());
-  if (!file.contains("name")) complain("name", "is missing");
+  if (!file.contains("name")) reject_field("name", "is missing");
   gpu.name = read_text(file, "name", "");
-  const json aliases = file.value("aliases", json::array());
-  if (!aliases.is_array()) complain("aliases", "must be a list of texts");
-  for (const json& alias : aliases) {
-    if (!alias.is_string()) complain("aliases", "must be a list of texts");
+  const nlohmann::json aliases = file.value("aliases", nlohmann::json::array());
+  if (!aliases.is_array()) reject_field("aliases", "must be a list of texts");
+  for (const nlohmann::json& alias : aliases) {
+    if (!alias.is_string()) reject_field("aliases", "must be a list of texts");
     gpu.aliases.push_back(alias.get<std::string>());
   }
 }
@@ -117,11 +117,11 @@ constexpr NamedRate kRates[] = {
     {"memory_bytes_per_second", &GpuRates::memory_bytes}, {"bus_bytes_per_second", &GpuRates::bus_bytes},
     {"nvlink_bytes_per_second", &GpuRates::nvlink_bytes}};
 
-GpuRates read_rates(const json& file) {
+GpuRates read_rates(const nlohmann::json& file) {
   GpuRates rates;
   for (const NamedRate& named : kRates) {
     if (!file.contains(named.key)) continue;
-    const json& field = file[named.key];
+    const nlohmann::json& field = file[named.key];
     if (field.is_object() && field.contains("value") && field["value"].is_null()) continue;
     rates.*named.rate = read_number(file, named.key, 1, INT64_MAX);
   }
@@ -129,7 +129,7 @@ GpuRates read_rates(const json& file) {
 }
 
 /// A name that nobody reads is a mistake, of which its author should hear.
-void check_keys(const json& file) {
+void check_keys(const nlohmann::json& file) {
   static const std::set<std::string> known{"schema",
                                            "id",
                                            "aliases",
@@ -156,13 +156,13 @@ void check_keys(const json& file) {
   for (const auto& [key, value] : file.items()) {
     const auto is_key = [&name = key](const NamedRate& named) { return name == named.key; };
     if (known.contains(key) || std::any_of(std::begin(kRates), std::end(kRates), is_key)) continue;
-    complain(key, "is no field of a GPU");
+    reject_field(key, "is no field of a GPU");
   }
   if (read_text(file, "schema", "oomdiag-device/1") != "oomdiag-device/1")
-    complain("schema", "is not \"oomdiag-device/1\"");
+    reject_field("schema", "is not \"oomdiag-device/1\"");
 }
 
-Gpu parse_gpu(const json& file, const std::string& path) {
+Gpu parse_gpu(const nlohmann::json& file, const std::string& path) {
   constexpr int64_t kLeastBytes = int64_t{256} << 20;
   constexpr int64_t kMaxBytes = int64_t{16} << 40;
   check_keys(file);
@@ -205,11 +205,11 @@ int find_newest(const Gpu& gpu, const std::string& architectures) {
 Gpu read_gpu(const std::string& path) {
   std::ifstream stream(path);
   if (!stream) throw std::runtime_error("it cannot be read");
-  const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json file = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   if (!file.is_object()) throw std::runtime_error("it is not a JSON object");
   try {
     return parse_gpu(file, path);
-  } catch (const json::exception&) {
+  } catch (const nlohmann::json::exception&) {
     throw std::runtime_error("a field has the wrong type");
   }
 }
