@@ -39,6 +39,7 @@ namespace oomdiag {
 /// referrer          storage            of the tensor      name: variable    what refers to the tensor as the interpreter ends: "list
 ///                                                                           'history' in train.py"; call_id: how many autograd nodes
 ///                                                                           it keeps that none of the referrers before does;
+///                                                                           node_sequence: name of the tensor's shape, or 0;
 ///                                                                           address 0: the search for them begins
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no

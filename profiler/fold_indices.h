@@ -21,4 +21,18 @@ inline std::string fold_indices(std::string_view path) {
   }
 }
 
+/// "attribute 'nets[*].seen' in f" of "attribute 'nets[3].seen' in f": numbers in brackets are indices of items that are alike.
+inline std::string fold_subscripts(std::string_view variable) {
+  std::string folded;
+  for (size_t i = 0; i < variable.size(); ++i) {
+    folded += variable[i];
+    if (variable[i] != '[') continue;
+    const size_t end = std::min(variable.find_first_not_of("0123456789", i + 1), variable.size());
+    if (end == i + 1 || end == variable.size() || variable[end] != ']') continue;
+    folded += '*';
+    i = end - 1;
+  }
+  return folded;
+}
+
 }  // namespace oomdiag

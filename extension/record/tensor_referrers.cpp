@@ -151,7 +151,11 @@ void TensorReferrers::write_tensor(uint32_t index) {
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr || !locate_storage(*tensor, event)) return;
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
-  if (has_own_sizes) event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
+  if (has_own_sizes) {
+    event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
+    const std::string shape = describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype()));
+    event.node_sequence = thread_state().names.name(std::string_view(shape));
+  }
   event.call_id = count_nodes(grad_fn_of(*tensor));
   event.detail = thread_state().names.name(std::string_view(name_of(index)));
   session().writer().write(event);

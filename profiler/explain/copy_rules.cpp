@@ -80,6 +80,25 @@ std::string name_lines(const std::set<std::string>& places) {
   return text;
 }
 
+/// An elementwise op whose operand lives on: its result is a second tensor of the same size, and in place it would be none.
+Found find_second_tensor(const ReasonFacts& facts) {
+  const OutOfMemory& failed = *failure(facts);
+  const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
+    return !is_of_models(block.category) && std::abs(block.requested_bytes - failed.requested_bytes) < kMinBlockBytes;
+  });
+  const Referrer* const referrer = operand.largest == nullptr ? nullptr : facts.referrers.find(*operand.largest);
+  if (referrer == nullptr || is_copy(failed.where.op) || !is_large(facts, 2 * failed.requested_bytes, 0.5)) return {};
+  const std::string_view name = variable_name(referrer->variable);
+  const std::string_view op = failed.where.op.substr(failed.where.op.rfind(':') + 1);
+  return Reason{.id = {},
+                .text = fmt::format("{}{} makes a second tensor of {} beside {}", failed.where.op, at(failed.where),
+                                    with_unit(failed.requested_bytes), referrer->variable),
+                .bytes = failed.requested_bytes,
+                .fix = "in_place",
+                .how = {fmt::format("{}.{}_(…)  # in place: no second tensor; or {} on the host from the beginning",
+                                    name, op, name)}};
+}
+
 }  // namespace
 
 Found find_repeated_rows(const ReasonFacts& facts) {
@@ -112,7 +131,8 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
     return is_result;
   });
   const int64_t bytes = alike.bytes + failed->requested_bytes;
-  if (alike.count < kFewest || !is_large(facts, bytes, 0.5)) return {};
+  if (alike.count < kFewest) return find_second_tensor(facts);
+  if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{
       .id = {},
       .text = fmt::format("{} results of elementwise ops, {} each, are alive at once ({}): {}", alike.count + 1,

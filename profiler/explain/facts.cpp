@@ -92,6 +92,13 @@ std::string find_library(const DeviceHistory& device) {
   return asked == device.failed_driver_requests.end() ? std::string() : asked->owner;
 }
 
+int64_t count_kept_alike(const MemoryState& state, const OutOfMemory& failure) {
+  return std::ranges::count_if(state.blocks, [&](const LiveBlock& block) {
+    return !block.pending_free && block.bytes == failure.requested_bytes && block.made.op == failure.where.op &&
+           block.made.module == failure.where.module && block.made.source == failure.where.source;
+  });
+}
+
 bool saves_for_backward(const MemoryState& state) {
   return std::any_of(state.blocks.begin(), state.blocks.end(),
                      [](const LiveBlock& block) { return block.category == Category::activation; });
@@ -115,6 +122,7 @@ FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings&
                      .segment_bytes = segment_size(failure.requested_bytes, settings),
                      .is_workspace = asks_for_workspace(failure, limits),
                      .forward_continues = failure.phase == Phase::forward && saves_for_backward(state),
+                     .kept_alike = count_kept_alike(state, failure),
                      .library = find_library(device),
                      .total_bytes = limits.total_bytes,
                      .free_bytes = state.free_bytes,

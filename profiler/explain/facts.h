@@ -32,8 +32,9 @@ struct FailureFacts {
   int64_t segment_bytes = 0;       ///< that the allocator asks the driver for: 20 MiB for anything from 1 to 10 MiB
   bool is_workspace = false;       ///< scratch space of cuBLAS or cuDNN, not a tensor
   bool forward_continues = false;  ///< it failed in forward, where what is saved stays and more of it comes
-  std::string library{};           ///< that asked the driver itself, or empty
-  int64_t releasable_bytes = 0;    ///< of segments without a block in use, which empty_cache() frees
+  int64_t kept_alike = 0;  ///< blocks in use of its size that the same op at the same line made: a loop keeps each
+  std::string library{};   ///< that asked the driver itself, or empty
+  int64_t releasable_bytes = 0;  ///< of segments without a block in use, which empty_cache() frees
 
   int64_t total_bytes = 0;          ///< of the device
   bool total_is_known = true;       ///< a snapshot does not record it

@@ -338,6 +338,13 @@ constexpr FixRow kFixes[] = {
      .lines = "self.mask = mask  # one for all layers, if all are equal; or made when it is needed; a causal one: "
               "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
      .cures_reason = true},
+    {.id = "smaller_buffers",
+     .label = "fewer rows in the model's buffers, or indices in place of a matrix",
+     .group = "program",
+     .lines =
+         "x[senders]  # by an index for each row, in place of matrix @ x where the matrix is of zeros and ones\n"
+         "memory = torch.rand(65536, width)  # a queue of the last rows, in place of one for each sample; or .half()",
+     .cures_reason = true},
     {.id = "smaller_result", .label = "make it in parts, or smaller", .group = "pairs", .cures_reason = true},
     {.id = "copies_on_host",
      .label = "keep copies of weights on the host",

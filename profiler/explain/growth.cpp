@@ -5,6 +5,7 @@
 #include <span>
 #include <tuple>
 
+#include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
 
@@ -166,32 +167,23 @@ bool Growth::has(const Where& made) const {
   });
 }
 
-namespace {
-
-std::string_view most_of(const std::map<std::string_view, int64_t>& parts) {
-  const auto most = std::ranges::max_element(parts, {}, [](const auto& entry) { return entry.second; });
-  return most == parts.end() ? std::string_view() : most->first;
-}
-
-}  // namespace
-
 void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
   for (Growth& growth : growths) {
-    std::map<std::string_view, int64_t> nodes, tensors;
+    VariableCounts nodes, tensors;
     int64_t found = 0, blocks = 0;
     for (const Referrer& referrer : referrers) {
-      if (referrer.nodes > 0) nodes[referrer.variable] += referrer.nodes;
+      if (referrer.nodes > 0) nodes.add(referrer.variable, referrer.nodes);
       if (!growth.has(referrer.made)) continue;
-      ++tensors[referrer.variable];
+      tensors.add(referrer.variable, 1);
       ++found;
       growth.referred_bytes += referrer.storage_bytes;
     }
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
     // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
     // variable that has those of the last step only does not keep the others.
-    if (growth.kind == GrowthKind::retained_graph) growth.referrer = most_of(nodes);
+    if (growth.kind == GrowthKind::retained_graph) growth.referrer = nodes.most();
     const bool are_most = growth.kind == GrowthKind::growing_buffer || found * 2 >= blocks;
-    if (growth.referrer.empty() && are_most) growth.referrer = most_of(tensors);
+    if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();
   }
 }
 

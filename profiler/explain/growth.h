@@ -37,8 +37,8 @@ struct Growth {
   Where held{};  ///< the last place of a step that grows: what the program holds keeps the rest, if there is a graph
   std::vector<GrowingPlace> places{};  ///< fastest first, at most kMaxGrowingPlaces
   size_t place_count = 0;
-  std::string_view referrer{};  ///< "list 'history' in train.py": the variable that keeps most of it, or empty
-  int64_t referred_bytes = 0;   ///< of tensors among it that variables refer to themselves, and not through a graph
+  std::string referrer{};      ///< "list 'history' in train.py": the variable that keeps most of it, or empty
+  int64_t referred_bytes = 0;  ///< of tensors among it that variables refer to themselves, and not through a graph
 
   /// Whether what was made there is among what grows.
   bool has(const Where& made) const;
@@ -49,7 +49,7 @@ struct Growth {
   /// Whether a container of the program collects it: what one step leaves there the next one does not use.
   bool is_collected() const {
     return referrer.starts_with("list ") || referrer.starts_with("deque ") || referrer.starts_with("dict ") ||
-           referrer.starts_with("set ") || referrer.starts_with("tuple ");
+           referrer.starts_with("set ") || referrer.starts_with("tuple ") || referrer.find("[*]") != referrer.npos;
   }
 
   bool operator==(const Growth&) const = default;

@@ -10,6 +10,8 @@
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
+#include "profiler/explain/variable_counts.h"
+#include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
@@ -96,7 +98,7 @@ bool is_of_backward(const Where& where) { return !where.node.empty() || where.op
 bool is_joined(const ReasonFacts& facts, const Growth& growth) {
   return std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
     const bool joins = is_one_of(one.made.op, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"});
-    return joins && !growth.referrer.empty() && one.variable == growth.referrer;
+    return joins && !growth.referrer.empty() && fold_subscripts(one.variable) == fold_subscripts(growth.referrer);
   });
 }
 
@@ -167,15 +169,19 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
   if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
+  if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = referrer.starts_with("list ") || referrer.starts_with("deque ");
   return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
 }
 
 /// The variable that leads to most nodes.
-std::string_view find_graph_variable(const ReasonFacts& facts) {
-  const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
-  return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
+std::string find_graph_variable(const ReasonFacts& facts) {
+  VariableCounts nodes;
+  for (const Referrer& one : facts.device.referrers) {
+    if (one.nodes > 0) nodes.add(one.variable, one.nodes);
+  }
+  return std::string(nodes.most());
 }
 
 /// Many equal tensors of one line, made before any module was called, of which no variable is known.
@@ -207,9 +213,10 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
 /// Graphs of earlier steps that a container leads to, where memory ran out after too few steps to call it growth.
 Found find_few_earlier_graphs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
-  const std::string_view variable = find_graph_variable(facts);
+  const std::string variable = find_graph_variable(facts);
   if (failure(facts) == nullptr || facts.device.attribution.backward_bytes == 0 || !keeps_nodes(facts)) return {};
-  if (!variable.starts_with("list ") && !variable.starts_with("dict ")) return {};
+  const bool is_item = contains(variable, "[*]");
+  if (!is_item && !variable.starts_with("list ") && !variable.starts_with("dict ")) return {};
   std::set<uint32_t> steps;
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_of_graph = block.category == Category::activation || block.category == Category::output;
@@ -222,7 +229,7 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
                 .text = fmt::format("{} keeps graphs of {} earlier steps{}, {}", variable, steps.size(),
                                     at(earlier.made()), with_unit(earlier.bytes)),
                 .bytes = earlier.bytes,
-                .fix = "stop_growth",
+                .fix = "results_to_host",
                 .how = {"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"}};
 }
 
@@ -253,7 +260,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   const bool retained = growth->kind == GrowthKind::retained_graph ? !keeps_outputs(facts, *growth)
                                                                    : is_kept_by_one_graph(facts, *growth);
   if (!retained) return {};
-  const std::string_view variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
+  const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
   const std::string_view keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   return Reason{
       .id = {},
@@ -323,8 +330,9 @@ Found find_kept_tensors(const ReasonFacts& facts) {
 Found find_kept_traceback(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || !contains(growth->referrer, kFrameOfTraceback)) return {};
-  const size_t begin = growth->referrer.find(kFrameOfTraceback) + kFrameOfTraceback.size();
-  const std::string_view name = growth->referrer.substr(begin, growth->referrer.rfind(kKeepsFrame) - begin);
+  const std::string_view referrer = growth->referrer;
+  const size_t begin = referrer.find(kFrameOfTraceback) + kFrameOfTraceback.size();
+  const std::string_view name = referrer.substr(begin, referrer.rfind(kKeepsFrame) - begin);
   int64_t bytes = 0;
   for (const Growth& one : facts.growths) bytes += contains(one.referrer, kFrameOfTraceback) ? one.grown_bytes : 0;
   return Reason{
@@ -359,6 +367,34 @@ Found find_output_on_context(const ReasonFacts& facts) {
       .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
 }
 
+Found find_few_kept_tensors(const ReasonFacts& facts) {
+  const uint32_t now = facts.device.state.step;
+  if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
+  std::map<std::string, Share> kept;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_earlier = block.step > 0 && block.step < now && block.phase != Phase::setup;
+    if (!is_earlier || block.pending_free || is_of_models(block.category) || !block.name.empty()) continue;
+    const Referrer* referrer = facts.referrers.find(block);
+    // A variable has its tensor until it is assigned again: see find_earlier_outputs.
+    if (referrer == nullptr || referrer->variable.starts_with("variable ") || !module_of(referrer).empty()) continue;
+    kept[fold_subscripts(referrer->variable)].add(block);
+  }
+  int64_t bytes = 0;
+  for (const auto& [variable, share] : kept) bytes += share.bytes;
+  const auto most = std::ranges::max_element(kept, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == kept.end() || !is_large(facts, bytes)) return {};
+  const auto& [variable, share] = *most;
+  const bool is_attribute = variable.starts_with("attribute ");
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
+                          kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "results_to_host",
+      .how = {is_attribute ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
+                           : line_for_kept(variable, false)}};
+}
+
 // A list that is being filled by a loop in which no module is called and no step ends.
 Found find_collected_results(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
@@ -377,7 +413,8 @@ Found find_collected_results(const ReasonFacts& facts) {
       .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "results_to_host",
-      .how = {"results.append(output.cpu())  # or of each only what is used: topk, a mean, an index"}};
+      .how = {fmt::format("{}.append(output.cpu())  # or of each only what is used: topk, a mean, an index",
+                          variable_name(variable))}};
 }
 
 }  // namespace oomdiag

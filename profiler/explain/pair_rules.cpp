@@ -452,7 +452,8 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
 
 Found find_attention_scores(const ReasonFacts& facts) {
   Share scores = sum_blocks(facts, [](const LiveBlock& block) {
-    return makes_attention_scores(block.made) && is_square(parse_shape(block.shape));
+    const bool is_of_layer = !block.made.module.empty() || !block.saved_by.empty();  // else distances may be as square
+    return is_of_layer && makes_attention_scores(block.made) && is_square(parse_shape(block.shape));
   });
   std::string shape;
   Where made{};
@@ -484,7 +485,10 @@ Found find_all_pairs(const ReasonFacts& facts) {
   if (failed == nullptr) return {};
   const std::optional<Expansion> found = find_expansion(facts);
   const Where* maker = found ? found->find_maker(makes_pairs, keeps_size) : nullptr;
-  const bool is_broadcast = found && broadcasts(found->first) && !builds_graph(facts).value_or(false);
+  // A tensor of that size which an earlier step made may be the operand.
+  const bool was_before =
+      found && std::ranges::any_of(found->alike, [&](const LiveBlock* block) { return block->step < failed->step; });
+  const bool is_broadcast = found && !was_before && broadcasts(found->first) && !builds_graph(facts).value_or(false);
   if (maker == nullptr && is_broadcast) maker = &found->first;
   const bool distances = makes_distances(failed->where) && is_large(facts, failed->requested_bytes);
   if (maker == nullptr && !distances) return {};
@@ -516,6 +520,45 @@ Found find_enlarged(const ReasonFacts& facts) {
                 .bytes = found->bytes,
                 .fix = "enlarge_in_parts",
                 .how = gathers(*maker) ? kLinesForRows : std::vector<std::string>()};
+}
+
+// Features of edges, copied from those of nodes, stay for the rest of the forward pass, and what follows fails.
+Found find_gathered_rows(const ReasonFacts& facts) {
+  constexpr int64_t kSeveral = 3;
+  const Share rows = sum_blocks(facts, [&](const LiveBlock& block) { return is_data(block) && gathers(block.made); });
+  if (failure(facts) == nullptr || rows.count == 0 || !is_large(facts, rows.bytes, 0.4)) return {};
+  const Share others = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && !gathers(block.made) && block.bytes * kSeveral <= rows.largest->bytes;
+  });
+  if (others.count == 0 || rows.largest->bytes < kSeveral * others.largest->bytes) return {};
+  const std::string shape(rows.largest->shape);
+  return Reason{.id = {},
+                .text = fmt::format("{}{} copies rows: {}{} of at most {}", rows.made().op, at(rows.made()),
+                                    with_unit(rows.bytes), shape.empty() ? "" : ", as " + shape + ",",
+                                    with_unit(others.largest->bytes)),
+                .bytes = rows.bytes - others.largest->bytes,
+                .fix = "enlarge_in_parts",
+                .how = {kLinesForRows.front(),
+                        "x = linear(x)[index]  # a layer that makes rows narrower before they are copied, not after"}};
+}
+
+Found find_wide_index(const ReasonFacts& facts) {
+  const Share indices = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && block.shape.ends_with("int64") && parse_shape(block.shape).size() >= 2;
+  });
+  const bool selects = fails_in(facts, {"aten::gather", "aten::scatter", "aten::scatter_add", "aten::scatter_reduce",
+                                        "aten::take_along_dim", "aten::index_put"});
+  if (!selects || !is_large(facts, indices.bytes)) return {};
+  const Referrer* const referrer = facts.referrers.find(*indices.largest);
+  return Reason{
+      .id = {},
+      .text = fmt::format("an index of 64 bits for each element{}: {} {}, {}", at(indices.made()),
+                          referrer == nullptr ? "a tensor of" : referrer->variable, indices.largest->shape,
+                          with_unit(indices.bytes)),
+      .bytes = indices.bytes,
+      .fix = "enlarge_in_parts",
+      .how = {"x[index]  # one index for each row, in place of gather() with an index that is expanded to its columns",
+              "for part in index.split(1024): f(x[part])  # and reduce each part before the next"}};
 }
 
 Found find_large_result(const ReasonFacts& facts) {

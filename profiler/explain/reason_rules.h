@@ -36,8 +36,14 @@ Found find_loaded_in_the_way(const ReasonFacts& facts);
 Found find_sort_temporaries(const ReasonFacts& facts);
 Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
+/// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
+Found find_few_kept_tensors(const ReasonFacts& facts);
+/// Indices of 64 bits, one for each element, where one for each row would do.
+Found find_wide_index(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);
+/// Rows that an index selects, several times as large as what they were selected of.
+Found find_gathered_rows(const ReasonFacts& facts);
 /// One op of the program itself, and of no layer, that requests a large part of the memory: what is left where nothing more special is known.
 Found find_large_result(const ReasonFacts& facts);
 /// Rows that are copied before the layers that follow, where a view would do or what layers make of one row serves all of them.

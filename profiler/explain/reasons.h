@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "profiler/explain/causes.h"
-#include "profiler/explain/first_referrers.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/growth.h"
 #include "profiler/replay/history.h"
 
@@ -28,7 +28,7 @@ struct ReasonFacts {
   const DeviceHistory& device;
   const std::vector<Growth>& growths;
   std::optional<CauseKind> cause{};
-  FirstReferrers referrers{device.referrers};
+  CommonReferrers referrers{device.referrers};
 };
 
 /// The first row of kReasons that holds; nothing where no row does. Of a run that fits only growth has a reason.

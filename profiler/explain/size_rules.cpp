@@ -197,14 +197,11 @@ Found find_large_buffers(const ReasonFacts& facts) {
   const Share buffers = sum_category(facts, Category::buffer);
   if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, 0.5)) return {};
   const LiveBlock& largest = *buffers.largest;
-  return Reason{
-      .id = {},
-      .text = fmt::format("the model's buffers take {}, the largest {} {}: of matrices of zeros and ones indices "
-                          "take a fraction",
-                          with_unit(buffers.bytes), largest.name, largest.shape),
-      .bytes = buffers.bytes,
-      .fix = "stay_sparse",
-      .how = {"x[senders]  # by an index for each row, in place of matrix @ x; or torch.sparse.mm(matrix, x)"}};
+  return Reason{.id = {},
+                .text = fmt::format("the model's buffers take {}, the largest {} {}", with_unit(buffers.bytes),
+                                    largest.name, largest.shape),
+                .bytes = buffers.bytes,
+                .fix = "smaller_buffers"};
 }
 
 Found find_equal_buffers(const ReasonFacts& facts) {

@@ -154,6 +154,9 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null({"source", "null where they differ"}, value.source);
   visit.or_null({"shape", "null where they differ"}, value.shape);
   visit.or_null({"used_by", "null where they differ"}, value.used_by);
+  visit.or_null(
+      {"referrer", "variable of the program that refers to the tensor as the interpreter ends; null where they differ"},
+      value.referrer);
   visit({"bytes", "of all that were folded"}, value.bytes);
   visit({"blocks", "how many"}, value.blocks);
   visit({"copies", "modules or parameters that were folded"}, value.copies);
@@ -220,6 +223,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"segment_bytes", "that the allocator asks the driver for"}, value.segment_bytes);
   visit({"is_workspace", "it was scratch space of cuBLAS or cuDNN, not a tensor"}, value.is_workspace);
   visit({"forward_continues", "it failed in forward, where more is saved later"}, value.forward_continues);
+  visit({"kept_alike", "blocks in use of its size that the same op at the same line made: a loop keeps each"},
+        value.kept_alike);
   visit.or_null({"library", "that asked the driver itself"}, value.library);
   visit({"releasable_bytes", "what `empty_cache()` would free for it"}, value.releasable_bytes);
   visit({"total_bytes", "of the device"}, value.total_bytes);

@@ -358,7 +358,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   } else {
     for (const LiveBlock* block : by_size(state, kMaxOwners, false)) report.allocations.push_back(report_owner(*block));
   }
-  report.top_allocations = fold_holders(state);
+  report.top_allocations = fold_holders(state, CommonReferrers(device.referrers));
   for (const LiveBlock* block : by_size(state, kMaxSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }

@@ -85,7 +85,8 @@ std::set<int64_t> find_vocabularies(const MemoryState& state) {
 
 class Folder {
  public:
-  explicit Folder(const MemoryState& state) : vocabularies_(find_vocabularies(state)) {}
+  Folder(const MemoryState& state, const CommonReferrers& referrers)
+      : vocabularies_(find_vocabularies(state)), referrers_(referrers) {}
 
   std::vector<ReportHolder> fold(const std::vector<const LiveBlock*>& blocks) const {
     int64_t all = 0;
@@ -109,7 +110,9 @@ class Folder {
     ReportHolder holder;
     std::set<std::string_view> paths;  ///< before they were folded
     const LiveBlock* largest = nullptr;
+    std::string_view referrer{};  ///< of the largest
     bool same_shape = true, same_op = true, same_line = true, same_bytes = true;
+    bool same_referrer = true, alike_referrer = true;  ///< the latter but for indices
   };
 
   std::vector<ReportHolder> fold(const std::vector<const LiveBlock*>& blocks, Fold how) const {
@@ -160,7 +163,15 @@ class Folder {
     return !block.made.autocast.empty() && copies && !block.made.module.empty() ? "cast" : "";
   }
 
+  /// What belongs to a module is called by its name there.
+  std::string_view referrer_of(const LiveBlock& block) const {
+    if (!block.name.empty()) return {};
+    const Referrer* const referrer = referrers_.find(block);
+    return referrer == nullptr ? std::string_view() : referrer->variable;
+  }
+
   void add(Row& row, const LiveBlock& block) const {
+    const std::string_view referrer = referrer_of(block);
     row.holder.bytes += block.bytes;
     ++row.holder.blocks;
     if (const std::string_view path = path_of(block); !path.empty()) row.paths.insert(path);
@@ -169,8 +180,12 @@ class Folder {
       row.same_op &= op_of(row.largest->made) == op_of(block.made);
       row.same_line &= line_of(row.largest->made) == line_of(block.made);
       row.same_bytes &= row.largest->bytes == block.bytes;
+      row.same_referrer &= row.referrer == referrer;
+      row.alike_referrer &= row.same_referrer || fold_subscripts(row.referrer) == fold_subscripts(referrer);
     }
-    if (row.largest == nullptr || block.bytes > row.largest->bytes) row.largest = &block;
+    if (row.largest != nullptr && block.bytes <= row.largest->bytes) return;
+    row.largest = &block;
+    row.referrer = referrer;
   }
 
   void describe(Row& row, const std::string& name, Fold how) const {
@@ -184,6 +199,7 @@ class Folder {
     if (row.same_shape) holder.shape = block.shape;
     if (row.same_op) holder.op = op_of(block.made);
     if (row.same_line) holder.source = line_of(block.made);
+    if (row.alike_referrer) holder.referrer = row.same_referrer ? row.referrer : fold_subscripts(row.referrer);
     if (how > Fold::module) return;
     for (const Where& saver : block.saved_by) {
       const std::string by = fold_indices(saver.module.empty() ? op_of(saver) : saver.module);
@@ -194,16 +210,17 @@ class Folder {
   }
 
   std::set<int64_t> vocabularies_;
+  const CommonReferrers& referrers_;
 };
 
 }  // namespace
 
-std::vector<ReportHolder> fold_holders(const MemoryState& state) {
+std::vector<ReportHolder> fold_holders(const MemoryState& state, const CommonReferrers& referrers) {
   std::array<std::vector<const LiveBlock*>, kCategoryCount> blocks;
   for (const LiveBlock& block : state.blocks) {
     if (!block.pending_free) blocks[static_cast<size_t>(block.category)].push_back(&block);
   }
-  const Folder folder(state);
+  const Folder folder(state, referrers);
   std::vector<ReportHolder> holders;
   for (const auto& of_category : blocks) {
     const auto rows = folder.fold(of_category);

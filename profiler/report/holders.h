@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "profiler/explain/common_referrers.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 
@@ -9,8 +10,9 @@ namespace oomdiag {
 
 /// Who holds the bytes of each category, in at most kMaxHolders rows of a category: blocks of layers that are alike are one
 /// row, and so are, where that is not enough to name four fifths of the bytes, blocks of the same part of each layer, then of
-/// each layer, then of the same op. By category, largest first; what does not fit into the rows is left out.
-std::vector<ReportHolder> fold_holders(const MemoryState& state);
+/// each layer, then of the same op. By category, largest first; what does not fit into the rows is left out. A row whose blocks
+/// all have one common referrer names it, with `*` for indices in which they differ.
+std::vector<ReportHolder> fold_holders(const MemoryState& state, const CommonReferrers& referrers);
 inline constexpr size_t kMaxHolders = 8;
 
 /// What the described moment holds of a category.

@@ -108,12 +108,12 @@ std::string count_of(const ReportHolder& holder, const TextOptions& options) {
 }
 
 // What no module names is named by its line; count and shape follow where they fit.
-std::string label_of(const ReportHolder& holder, const TextOptions& options) {
+std::string label_of(const ReportHolder& holder, const TextOptions& options, size_t columns = kHolderColumns - 5) {
   std::string label = name_of(holder, options);
   const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
   for (const std::string& more :
        {wants_line ? short_line(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
-    const bool fits = count_columns(label) + 2 + count_columns(more) <= kHolderColumns - 5;
+    const bool fits = count_columns(label) + 2 + count_columns(more) <= columns;
     if (!more.empty() && fits) label += "  " + more;
   }
   return label;
@@ -245,8 +245,9 @@ std::string kept_by_text(const ReportOfDevice& device, const TextOptions& option
   }
   const auto most = std::ranges::max_element(device.top_allocations, {}, &ReportHolder::bytes);
   if (most == device.top_allocations.end() || most->bytes == 0) return {};
-  std::string text = fmt::format("{}, {}: {}", printable(label_of(*most, options), 80), with_unit(most->bytes),
-                                 label_of(most->category));
+  const std::string referrer = most->referrer.empty() ? "" : printable(most->referrer, 160) + ": ";
+  std::string text = fmt::format("{}{}, {}: {}", referrer, printable(label_of(*most, options, 80), 80),
+                                 with_unit(most->bytes), label_of(most->category));
   const bool same = device.largest_allocation && !device.largest_allocation->freed_by_node.empty() &&
                     device.largest_allocation->name == most->name;
   if (same) text += fmt::format(", until {} has run", printable(device.largest_allocation->freed_by_node, 40));

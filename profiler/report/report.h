@@ -87,6 +87,7 @@ struct ReportHolder {
   std::string name{};                              ///< module or parameter; empty where no module ran
   std::string kind{};                              ///< what people call it: logits | loss | cast, or empty
   std::string op{}, source{}, shape{}, used_by{};  ///< empty where they differ
+  std::string referrer{};                          ///< variable of the program; empty where they differ
   int64_t bytes = 0, blocks = 0;
   int64_t copies = 1;       ///< how many modules or parameters were folded
   int64_t block_bytes = 0;  ///< of each block, where they are equal

@@ -14,6 +14,7 @@ import sys
 
 from fresh_rows import fresh
 from harness import run_jobs
+from issue_rows import issues
 from other_rows import other
 from public_rows import public
 from unseen_rows import unseen
@@ -114,7 +115,7 @@ def threads():
         Pattern("one_long_sequence", "larger_step", r"half|batch|checkpoint|autocast|sequence", "allenai/allennlp#2515"),
         Pattern("generator_is_not_detached", "graph_without_use", r"no_grad|detach", "", memory=900),
         Pattern("target_network_with_graph", "graph_without_use", r"no_grad", "", memory=1000),
-        Pattern("messages_of_all_edges", "capacity", r"half|batch|checkpoint|split|autocast", ""),
+        Pattern("messages_of_all_edges", "enlarged", r"half|batch|checkpoint|split|autocast", ""),
         Pattern("logits_are_enlarged", "capacity", r"half|batch|autocast|accumulation", "", memory=1600),
         Pattern("episode_keeps_its_callback", "graph_of_earlier_steps", r"gc\.collect|detach", "NVlabs/GR00T-WholeBodyControl#220",
                 held_back=True),
@@ -257,9 +258,10 @@ def main():
     parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
     parser.add_argument("--unseen", action="store_true", help="the programs of unseen_threads.py")
     parser.add_argument("--public", action="store_true", help="the programs of public_threads.py")
+    parser.add_argument("--issues", action="store_true", help="the programs of issue_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    suites = {"public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
+    suites = {"issues": lambda: issues(Pattern), "public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
               "fresh": lambda: fresh(Pattern), "newest": newest_threads, "new": new_threads, "later": later_threads,
               "threads": threads}
     listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()

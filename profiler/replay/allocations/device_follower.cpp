@@ -131,9 +131,12 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about an OOM, or a search begins
   uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
-    if (id != AllocationTable::kNone) {
-      result_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id, event.bytes});
-    }
+    if (id == AllocationTable::kNone) return;
+    Allocation& allocation = pass_.table[id];
+    result_.referrers.push_back({allocation.maker, event.detail, event.call_id, event.bytes});
+    // What no graph saved and no module owns is described here alone. A tensor of fewer bytes is a view, of the storage another one.
+    if (allocation.shape == 0 && event.bytes * 2 > allocation.maker.bytes)
+      allocation.shape = static_cast<uint32_t>(event.node_sequence);
     return;
   }
   if (id == AllocationTable::kNone) elsewhere_[event.address] = id = add();

@@ -301,6 +301,71 @@ TEST_CASE("results of elementwise ops beside one another could be one", "[explai
         "3 results of elementwise ops, 64.00 MiB each, are alive at once (a.py:3, 4, 5): 192.00 MiB");
 }
 
+TEST_CASE("an elementwise op beside its operand could work in place", "[explain][reasons]") {
+  const LiveBlock sums{.bytes = 64_MiB,
+                       .requested_bytes = 64_MiB,
+                       .category = Category::input,
+                       .step = 2,
+                       .made = {.op = "aten::zeros", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({sums});
+  device.failure->where = {.op = "aten::div", .source = "a.py:9"};
+  device.referrers = {
+      {.variable = "variable 'sums' in stitch (a.py:2)", .made = sums.made, .bytes = 64_MiB, .storage_bytes = 64_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "elementwise_copies");
+  CHECK(reason->text ==
+        "aten::div at a.py:9 makes a second tensor of 64.00 MiB beside variable 'sums' in stitch (a.py:2)");
+  CHECK(reason->how.front().starts_with("sums.div_("));
+  device.referrers.clear();  // it may be gone as the op ends
+  CHECK(reason_of(device) == "large_result");
+}
+
+TEST_CASE("attributes that keep tensors of a few earlier steps are named, variables are not", "[explain][reasons]") {
+  LiveBlock seen{.bytes = 64_MiB,
+                 .requested_bytes = 64_MiB,
+                 .category = Category::output,
+                 .phase = Phase::forward,
+                 .step = 2,
+                 .made = {.op = "aten::relu", .module = "1", .source = "a.py:3"}};
+  LiveBlock later = seen;
+  later.step = 3;
+  later.made.module = "2";
+  DeviceHistory device = at_oom({seen, later});
+  device.state.step = 5;
+  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
+    device.referrers.push_back(
+        {.variable = variable, .made = block.made, .bytes = block.bytes, .storage_bytes = block.bytes});
+  };
+  refer(seen, "attribute 'nets[0].seen' in main (a.py:7)");
+  refer(later, "attribute 'nets[1].seen' in main (a.py:7)");
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "attribute 'nets[*].seen' in main (a.py:7) keeps tensors of earlier steps at a.py:3: 128.00 MiB");
+  device.referrers.clear();
+  refer(seen, "variable 'output' in main (a.py:7)");
+  refer(later, "variable 'output' in main (a.py:7)");
+  CHECK(reason_of(device) != "kept_tensors");
+}
+
+TEST_CASE("rows that an index copies are named, and indices of as many elements", "[explain][reasons]") {
+  const LiveBlock nodes{.bytes = 8_MiB, .requested_bytes = 8_MiB, .category = Category::input};
+  LiveBlock edges{.bytes = 64_MiB,
+                  .requested_bytes = 64_MiB,
+                  .category = Category::output,
+                  .made = {.op = "aten::index", .source = "a.py:3"},
+                  .shape = "[8000, 2000] float32"};
+  DeviceHistory device = at_oom({nodes, edges});
+  device.failure->requested_bytes = 8_MiB;
+  device.failure->where = {.op = "aten::zeros_like", .module = "conv", .source = "a.py:4"};
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "aten::index at a.py:3 copies rows: 64.00 MiB, as [8000, 2000] float32, of at most 8.00 MiB");
+  edges.made.op = "aten::contiguous";
+  edges.shape = "[8000, 1000] int64";
+  device = at_oom({nodes, edges});
+  device.failure->where = {.op = "aten::gather", .source = "a.py:4"};
+  CHECK(reason_of(device) == "wide_index");
+}
+
 TEST_CASE("layers that work on more than in the step before", "[explain][reasons]") {
   const auto results = [](int64_t bytes) {
     std::vector<StepAllocation> blocks;
@@ -609,11 +674,11 @@ TEST_CASE("gradients are kept where no graph is built, and would let the request
   CHECK(reason_of(device) != "gradients_kept");
 }
 
-TEST_CASE("buffers that are most of all may be matrices of zeros and ones", "[explain][reasons]") {
+TEST_CASE("buffers that are most of all are named with the largest", "[explain][reasons]") {
   const LiveBlock buffer{
       .bytes = 300_MiB, .category = Category::buffer, .name = "receivers", .shape = "[202050, 450] float32"};
-  CHECK(reason_of(at_oom({buffer, buffer})) == "dense_matrix");
-  CHECK(reason_of(at_oom({buffer, kept_activation(400_MiB, 4)})) != "dense_matrix");
+  CHECK(reason_of(at_oom({buffer, buffer})) == "large_buffers");
+  CHECK(reason_of(at_oom({buffer, kept_activation(400_MiB, 4)})) != "large_buffers");
 }
 
 TEST_CASE("gradients of what no optimizer trains are named where they are more than those that are needed",
@@ -731,7 +796,7 @@ TEST_CASE("a batch goes through a model without gradients in an evaluation, too"
 TEST_CASE("attention without a fused kernel is recognized by square results of its ops", "[explain][reasons]") {
   const LiveBlock scores{.bytes = 128_MiB,
                          .category = Category::activation,
-                         .made = {.op = "aten::softmax", .source = "attention.py:7"},
+                         .made = {.op = "aten::softmax", .module = "attention", .source = "attention.py:7"},
                          .shape = "[2, 8, 2048, 2048] float32"};
   CHECK(reason_of(at_oom({scores})) == "attention_scores");
   LiveBlock image = scores;

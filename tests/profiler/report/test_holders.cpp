@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "profiler/explain/batch.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/fold_indices.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"
@@ -54,13 +55,38 @@ TEST_CASE("indices of layers are folded, names with digits are not", "[report]")
   CHECK(fold_indices("") == "");
 }
 
+TEST_CASE("numbers in brackets are folded, other brackets are not", "[report]") {
+  CHECK(fold_subscripts("attribute 'nets[3]._modules[10].seen' in f") == "attribute 'nets[*]._modules[*].seen' in f");
+  CHECK(fold_subscripts("list 'd['a1'][x2]' in f [") == "list 'd['a1'][x2]' in f [");
+}
+
+TEST_CASE("a row is called by the variable of its tensors, with a star where they differ by an index", "[report]") {
+  Blocks blocks;
+  blocks.add(Category::output, "", 2_MiB, "", "aten::relu").add(Category::output, "", 2_MiB, "", "aten::tanh");
+  std::vector<Referrer> referrers;
+  for (const LiveBlock& block : blocks.state().blocks)
+    referrers.push_back(
+        {.variable = "attribute 'seen[3]' in f", .made = block.made, .storage_bytes = block.requested_bytes});
+  CHECK(fold_holders(blocks.state(), CommonReferrers(referrers)).front().referrer == "attribute 'seen[3]' in f");
+  Blocks alike;
+  alike.add(Category::output, "1", 2_MiB).add(Category::output, "2", 2_MiB);
+  referrers.clear();
+  for (const LiveBlock& block : alike.state().blocks) {
+    referrers.push_back({.variable = referrers.empty() ? "attribute 'seen[1]' in f" : "attribute 'seen[2]' in f",
+                         .made = block.made,
+                         .storage_bytes = block.requested_bytes});
+  }
+  CHECK(fold_holders(alike.state(), CommonReferrers(referrers)).front().referrer == "attribute 'seen[*]' in f");
+  CHECK(fold_holders(alike.state(), CommonReferrers({})).front().referrer.empty());
+}
+
 TEST_CASE("the same tensor of each layer is one row", "[report]") {
   Blocks blocks;
   for (int i = 0; i < 12; ++i) {
     blocks.add(Category::activation, layer(i, "mlp.act"), 3_MiB, "[8, 1024, 3072] float32");
     blocks.add(Category::activation, layer(i, "attn"), 1_MiB, "[8, 12, 1024, 64] float32");
   }
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   REQUIRE(rows.size() == 2);
   CHECK(rows[0] == ReportHolder{.category = Category::activation,
                                 .name = "transformer.h.*.mlp.act",
@@ -83,7 +109,7 @@ TEST_CASE("where a layer has many parts they are folded until eight rows name fo
       }
     }
   }
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   CHECK(rows.size() <= kMaxHolders);
   CHECK(sum(rows) * 5 >= 4 * blocks.state().allocated_bytes);
   CHECK(rows[0].name == "layer*.*.bn*");
@@ -98,7 +124,7 @@ TEST_CASE("many small tensors are named by their op and layer", "[report]") {
       blocks.add(Category::activation, path, 1_MiB, "", "aten::linear");
     }
   }
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   CHECK(sum(rows) * 5 >= 4 * blocks.state().allocated_bytes);
   CHECK(rows[0].op == "aten::dropout");
   CHECK(rows[0].name == "model.layers.*");
@@ -109,7 +135,7 @@ TEST_CASE("logits and losses are named as such", "[report]") {
   blocks.add(Category::activation, "", 64_MiB, "[8192, 32000] float32", "aten::cross_entropy_loss", "loss_utils.py:42")
       .add(Category::output, "lm_head", 32_MiB, "[8, 1024, 32000] bfloat16", "aten::linear")
       .add(Category::activation, "norm", 8_MiB, "[8, 1024, 4096] bfloat16");
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   REQUIRE(rows.size() == 3);
   CHECK((rows[0].kind == "loss" && rows[0].source == "loss_utils.py:42"));
   CHECK(rows[1].kind.empty());
@@ -119,7 +145,7 @@ TEST_CASE("logits and losses are named as such", "[report]") {
 TEST_CASE("what no module made is named by its op and line, also inside of a package", "[report]") {
   Blocks blocks;
   blocks.add(Category::unknown, "", 4_MiB, "", "aten::cat", "transformers/cache_utils.py:120");
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   REQUIRE(rows.size() == 1);
   CHECK((rows[0].op == "aten::cat" && rows[0].source == "transformers/cache_utils.py:120"));
 }
@@ -127,7 +153,7 @@ TEST_CASE("what no module made is named by its op and line, also inside of a pac
 TEST_CASE("equal allocations of one line are counted", "[report]") {
   Blocks blocks;
   for (int i = 0; i < 28; ++i) blocks.add(Category::output, "", 384_MiB, "", "aten::cdist", "train.py:39");
-  const auto rows = fold_holders(blocks.state());
+  const auto rows = fold_holders(blocks.state(), CommonReferrers({}));
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].block_bytes == 384_MiB);
   ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .top_allocations = rows};

@@ -1,0 +1,27 @@
+#include "profiler/explain/variable_counts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "profiler/fold_indices.h"
+
+namespace oomdiag {
+
+void VariableCounts::add(std::string_view variable, int64_t count) {
+  const size_t place = counts_.size();
+  const auto [entry, is_new] =
+      counts_.try_emplace(fold_subscripts(variable), Count{.variable = variable, .place = place});
+  Count& known = entry->second;
+  if (known.variable != variable) known.variable = entry->first;
+  known.count += count;
+}
+
+std::string_view VariableCounts::most() const {
+  const auto most = std::ranges::max_element(counts_, {}, [](const auto& entry) {
+    const Count& one = entry.second;
+    return std::pair(one.count, -static_cast<int64_t>(one.place));
+  });
+  return most == counts_.end() ? std::string_view() : most->second.variable;
+}
+
+}  // namespace oomdiag

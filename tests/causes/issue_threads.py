@@ -1,0 +1,561 @@
+"""More programs after public threads whose causes the people in them confirmed; see public_threads.py. Their rows are in
+issue_rows.py.
+"""
+import gc
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from patterns import no_grad_if
+
+
+# Speech: batches of about as many frames, but for one.
+
+def frames_of_batches(fixed):
+    yield from [(7, 300), (23, 96), (6, 360), (24, 94), (7, 310), (23, 99)]
+    yield (10, 210) if fixed else (20, 525)
+
+
+def uneven_frames(fixed=False):
+    encoder = nn.Sequential(*[nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True) for _ in range(4)]).cuda()
+    head = nn.Linear(256, 500).cuda()
+    optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-3)
+    for utterances, frames in frames_of_batches(fixed):
+        features = torch.randn(utterances, frames, 256).cuda()
+        loss = head(encoder(features)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# A model that registers a hook which knows it.
+
+class WatchedNet(nn.Module):
+    def __init__(self, watch_itself):
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)])
+        self.calls = 0
+
+        def count(module, inputs, output):
+            self.calls += 1
+
+        if watch_itself:
+            self.register_forward_hook(count)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def candidates_one_by_one(fixed=False):
+    gc.disable()  # the collector runs when enough objects have been made: here never
+    best = 0.0
+    for _ in range(30):
+        candidate = WatchedNet(watch_itself=not fixed).cuda()
+        with torch.no_grad():
+            best = max(best, candidate(torch.randn(16, 2048).cuda()).mean().item())
+        del candidate
+    return best
+
+
+# Attribution: hooks that leave what they saw on the modules.
+
+def remember(module, inputs, output):
+    module.seen_input, module.seen_output = inputs[0].detach(), output.detach()
+
+
+def genome_net():
+    return nn.Sequential(nn.Conv1d(4, 64, 21, padding=10), nn.ReLU(), nn.Conv1d(64, 64, 9, padding=4), nn.ReLU(),
+                         nn.Conv1d(64, 64, 9, padding=4), nn.ReLU(), nn.Conv1d(64, 1, 9, padding=4)).cuda().eval()
+
+
+def attribute(net, sequences, clean):
+    handles = [layer.register_forward_hook(remember) for layer in net]
+    sequences.requires_grad_()
+    attribution = torch.autograd.grad(net(sequences).sum(), sequences)[0]
+    for handle in handles:
+        handle.remove()
+    if clean:
+        for layer in net:
+            del layer.seen_input, layer.seen_output
+    return attribution.detach().cpu()
+
+
+def attributions_of_ensemble(fixed=False):
+    nets = [genome_net() for _ in range(8)]
+    sequences = torch.randn(64, 4, 2048).cuda()
+    return [attribute(net, sequences.clone(), clean=fixed) for net in nets]
+
+
+# Reconstruction of a film, window by window.
+
+class PointMaps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 48, 3, padding=1), nn.GELU(), nn.Conv2d(48, 48, 3, padding=1), nn.GELU(),
+                                  nn.Conv2d(48, 4, 1))
+
+    def forward(self, frames):
+        points = self.body(frames)
+        return {"points": points[:, :3], "confidence": points[:, 3:].exp()}
+
+
+def points_of_film(fixed=False):
+    model = PointMaps().cuda().eval()
+    film, parts = torch.randn(96, 3, 160, 256), []
+    with no_grad_if(fixed):
+        for start in range(0, len(film), 4):
+            parts.append(model(film[start:start + 4].cuda()))
+    return torch.cat([part["points"] for part in parts]).cpu()
+
+
+# Segmentation of a whole scan by windows.
+
+def stitch(volume, model, classes, edge, device):
+    sums = torch.zeros(classes, *volume.shape, device=device)
+    counts = torch.zeros(1, *volume.shape, device=device)
+    depth, height, width = volume.shape
+    for z in range(0, depth, edge):
+        for y in range(0, height, edge):
+            for x in range(0, width, edge):
+                place = slice(z, z + edge), slice(y, y + edge), slice(x, x + edge)
+                window = volume[place].cuda()[None, None]
+                sums[(slice(None), *place)] += model(window)[0].to(device)
+                counts[(slice(None), *place)] += 1
+    return sums / counts
+
+
+def whole_scan(fixed=False):
+    model = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 40, 1)).cuda().eval()
+    with torch.no_grad():
+        scan = torch.randn(96, 192, 192)
+        labels = stitch(scan, model, 40, 48, "cpu" if fixed else "cuda").argmax(0)
+    return labels.sum().item()
+
+
+# All frames of a clip on the GPU, to segment them one by one.
+
+def mask_of_clip(fixed=False):
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 1, 3, padding=1)).cuda().eval()
+    rgb = torch.randn(320, 3, 384, 512)
+    if not fixed:
+        rgb = rgb.cuda()
+    covered = 0.0
+    with torch.no_grad():
+        for frame in rgb:
+            covered += model(frame[None].cuda()).sigmoid().mean().item()
+    return covered
+
+
+# Twice as many frames, joined at the end.
+
+def interpolate(frames, model, room):
+    made = []
+    for left, right in zip(frames[:-1], frames[1:]):
+        made.append(left[None])
+        made.append(model(torch.cat([left, right])[None]))
+    if room is None:
+        return torch.cat(made)
+    for place, frame in enumerate(made):
+        room[place] = frame[0].cpu()
+    return room
+
+
+def smoother_film(fixed=False):
+    model = nn.Sequential(nn.Conv2d(6, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 3, 3, padding=1)).cuda().eval()
+    frames = torch.randn(60, 3, 360, 640).cuda()
+    with torch.no_grad():
+        room = torch.empty(118, 3, 360, 640) if fixed else None
+        return interpolate(frames, model, room).mean().item()
+
+
+# Relations between all bodies, by one-hot matrices.
+
+class RelationNet(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.edge, self.node = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    def forward(self, states, receivers, senders, one_hot):
+        if one_hot:
+            pairs = torch.cat([receivers @ states, senders @ states], -1)
+            return self.node(receivers.T @ F.relu(self.edge(pairs)))
+        messages = F.relu(self.edge(torch.cat([states[receivers], states[senders]], -1)))
+        return self.node(torch.zeros_like(states).index_add(0, receivers, messages))
+
+
+def relations_of_bodies(fixed=False, bodies=600):
+    rows, columns = torch.where(torch.rand(bodies, bodies) < (0.1 if fixed else 1.1))
+    if fixed:
+        receivers, senders = rows.cuda(), columns.cuda()
+    else:
+        receivers, senders = F.one_hot(rows, bodies).float().cuda(), F.one_hot(columns, bodies).float().cuda()
+    model = RelationNet().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(3):
+        loss = model(torch.randn(bodies, 64).cuda(), receivers, senders, one_hot=not fixed).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Propagation before the layer that makes features narrow.
+
+class SimpleGraphConv(nn.Module):
+    def __init__(self, features, classes, hops, narrow_first):
+        super().__init__()
+        self.linear, self.hops, self.narrow_first = nn.Linear(features, classes), hops, narrow_first
+
+    def propagate(self, x, edges):
+        messages = x[edges[0]]
+        return torch.zeros_like(x).index_add(0, edges[1], messages)
+
+    def forward(self, x, edges):
+        if self.narrow_first:
+            x = self.linear(x)
+        for _ in range(self.hops):
+            x = self.propagate(x, edges)
+        return x if self.narrow_first else self.linear(x)
+
+
+def coauthors(fixed=False):
+    layer = SimpleGraphConv(3400, 15, hops=2, narrow_first=fixed).cuda()
+    x, edges = torch.rand(9000, 3400).cuda(), torch.randint(9000, (2, 80000)).cuda()
+    optimizer = torch.optim.Adam(layer.parameters(), 1e-2)
+    for _ in range(3):
+        loss = F.cross_entropy(layer(x, edges), torch.randint(15, (9000,)).cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Privacy: a hook that keeps what each layer saw, for gradients of single samples.
+
+class PerSampleGradients:
+    def __init__(self, model):
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(self.keep)
+
+    @staticmethod
+    def keep(layer, inputs, output):
+        if layer.training:
+            layer.__dict__.setdefault("activations", []).append(inputs[0].detach())
+
+
+def accuracy(model, batches, evaluate):
+    if evaluate:
+        model.eval()
+    right = 0
+    with torch.no_grad():
+        for _ in range(batches):
+            right += (model(torch.randn(512, 1024).cuda()).argmax(1) == 0).sum().item()
+    return right
+
+
+def private_accuracy(fixed=False):
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)).cuda()
+    PerSampleGradients(model)
+    return accuracy(model, 60, evaluate=fixed)
+
+
+# The weights of the best epochs, to choose among.
+
+def best_of_epochs(fixed=False):
+    model = nn.Sequential(*[nn.Linear(1536, 1536) for _ in range(8)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    states = []
+    for _ in range(12):
+        for _ in range(2):
+            loss = model(torch.randn(32, 1536).cuda()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        states.append({name: value.cpu() for name, value in state.items()} if fixed else state)
+    return len(states)
+
+
+# Neighbours of points: an index for each coordinate.
+
+def gather_neighbours(points, indices, plain):
+    if plain:
+        return points[indices]
+    wide = indices.clone()[:, :, None].expand(-1, -1, points.shape[1]).contiguous()
+    return points[:, None].expand(-1, indices.shape[1], -1).gather(0, wide)
+
+
+def features_of_neighbours(fixed=False):
+    points = torch.randn(100_000, 32).cuda()
+    indices = torch.randint(len(points), (len(points), 24)).cuda()
+    with torch.no_grad():
+        total = 0.0
+        for part in indices.split(4000) if fixed else [indices]:
+            total += gather_neighbours(points, part, plain=fixed).amax(1).sum().item()
+    return total
+
+
+# Diffusion: pictures from noise.
+
+class Denoiser(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, width, 3, padding=1),
+                                  nn.GELU(), nn.Conv2d(width, 1, 3, padding=1))
+
+    def forward(self, x, t):
+        return self.body(x + t)
+
+
+def sample(model, count, steps, detach):
+    x = torch.randn(count, 1, 28, 28).cuda()
+    for step in range(steps, 0, -1):
+        noise = model(x, step / steps)
+        x = x - 0.1 * noise + 0.01 * torch.randn_like(x)
+        if detach:
+            x = x.detach()
+    return x
+
+
+def digits_after_each_epoch(fixed=False):
+    model = Denoiser().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for epoch in range(2):
+        for _ in range(4):
+            x, noise = torch.randn(64, 1, 28, 28).cuda(), torch.randn(64, 1, 28, 28).cuda()
+            loss = F.mse_loss(model(x + noise, 0.5), noise)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        pictures = sample(model, 64, 60, detach=fixed)
+        model.train()
+    return pictures.mean().item()
+
+
+# A buffer of past trajectories, from which training takes some again.
+
+class Trajectory:
+    def __init__(self, states, log_probability):
+        self.states, self.log_probability = states, log_probability
+
+
+class Replay:
+    def __init__(self, room, keep_plain):
+        self.room, self.keep_plain, self.trajectories = room, keep_plain, []
+
+    def push(self, trajectory):
+        if self.keep_plain:
+            trajectory = Trajectory(trajectory.states.detach().cpu(), trajectory.log_probability.detach().cpu())
+        self.trajectories = [*self.trajectories, trajectory][-self.room:]
+
+
+def flows_with_replay(fixed=False):
+    policy = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 256)).cuda()
+    optimizer, replay = torch.optim.Adam(policy.parameters(), 1e-3), Replay(1000, keep_plain=fixed)
+    for _ in range(500):
+        states = torch.randn(2048, 256).cuda()
+        log_probability = F.log_softmax(policy(states), -1).amax(-1)
+        replay.push(Trajectory(states, log_probability))
+        loss = (log_probability - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Distillation with an embedding of each sample of the data set.
+
+class ContrastMemory(nn.Module):
+    def __init__(self, samples, width):
+        super().__init__()
+        self.register_buffer("memory_of_student", torch.rand(samples, width))
+        self.register_buffer("memory_of_teacher", torch.rand(samples, width))
+
+    def forward(self, student, teacher, index):
+        negatives = torch.randint(len(self.memory_of_student), (len(index), 256), device=index.device)
+        loss = torch.einsum("bd,bnd->bn", student, self.memory_of_teacher[negatives]).exp().mean()
+        with torch.no_grad():
+            self.memory_of_student[index] = F.normalize(student, dim=1)
+            self.memory_of_teacher[index] = F.normalize(teacher, dim=1)
+        return loss
+
+
+def distilled_faces(fixed=False):
+    student, teacher = nn.Linear(512, 128).cuda(), nn.Linear(512, 128).cuda()
+    contrast = ContrastMemory(65_536 if fixed else 850_000, 128).cuda()
+    optimizer = torch.optim.SGD(student.parameters(), 1e-2)
+    for _ in range(3):
+        faces, index = torch.randn(256, 512).cuda(), torch.randint(65_536, (256,)).cuda()
+        with torch.no_grad():
+            target = teacher(faces)
+        loss = contrast(student(faces), target, index)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Radiance fields: trained on some rays, shown as whole pictures.
+
+class Field(nn.Module):
+    def __init__(self, width=128):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(63, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+    def forward(self, points):
+        waves = [points] + [f(2 ** k * points) for k in range(10) for f in (torch.sin, torch.cos)]
+        return self.body(torch.cat(waves, -1))
+
+
+def render(field, rays, samples):
+    depths = torch.linspace(2, 6, samples, device=rays.device)
+    points = rays[:, None, :3] + rays[:, None, 3:] * depths[:, None]
+    raw = field(points)
+    alpha = 1 - torch.exp(-raw[..., 3].relu() * 0.05)
+    weights = alpha * torch.cumprod(1 - alpha + 1e-10, -1)
+    return (weights[..., None] * raw[..., :3].sigmoid()).sum(1)
+
+
+def picture_of_scene(fixed=False):
+    field = Field().cuda()
+    optimizer = torch.optim.Adam(field.parameters(), 5e-4)
+    for _ in range(4):
+        loss = F.mse_loss(render(field, torch.randn(1024, 6).cuda(), 64), torch.rand(1024, 3).cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        rays = torch.randn(120 * 160, 6).cuda()
+        parts = [render(field, part, 64) for part in rays.split(2048 if fixed else len(rays))]
+    return torch.cat(parts).mean().item()
+
+
+# Detection: which anchor is for which of many boxes.
+
+def iou(boxes, anchors):
+    areas = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
+    low, high = torch.max(boxes[:, None, :2], anchors[:, :2]), torch.min(boxes[:, None, 2:], anchors[:, 2:])
+    sides = (high - low).clamp(min=0)
+    inner = sides[..., 0] * sides[..., 1]
+    return inner / (areas(boxes)[:, None] + areas(anchors) - inner)
+
+
+def boxes_of_crowd(fixed=False):
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 15, 3, 2, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(2):
+        scores = model(torch.randn(1, 3, 512, 512).cuda()).flatten()
+        anchors = (torch.rand(len(scores), 4) * 512).cuda()
+        boxes = (torch.rand(300, 4) * 512).cuda()
+        with torch.no_grad():
+            if fixed:
+                best = torch.stack([iou(part, anchors).amax(0) for part in boxes.split(20)]).amax(0)
+            else:
+                best = iou(boxes, anchors).amax(0)
+        loss = F.binary_cross_entropy_with_logits(scores, (best > 0.5).float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# A trainer that keeps what each step of validation returns, until the end of the epoch.
+
+class Trainer:
+    def __init__(self, model, keep):
+        self.model, self.keep, self.outputs = model, keep, []
+
+    def validation_step(self, batch):
+        heat = self.model(batch)
+        return {"heat": heat, "loss": heat.square().mean()}
+
+    def validate(self, batches):
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(batches):
+                output = self.validation_step(torch.randn(4, 3, 256, 256).cuda())
+                self.outputs.append(output if self.keep else {"loss": output["loss"]})
+        return torch.stack([output["loss"] for output in self.outputs]).mean().item()
+
+
+def heat_maps_of_epoch(fixed=False):
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 20, 1)).cuda()
+    trainer, optimizer = Trainer(model, keep=not fixed), torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(3):
+        loss = model(torch.randn(4, 3, 256, 256).cuda()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return trainer.validate(60)
+
+
+# Summaries: the encoder's states once for each beam.
+
+class Summarizer(nn.Module):
+    def __init__(self, width=512, layers=4):
+        super().__init__()
+        self.encoder = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.keys = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(layers))
+
+    def encode(self, x):
+        for layer in self.encoder:
+            x = F.gelu(layer(x))
+        return x
+
+
+def summaries_by_beams(fixed=False):
+    model, beams = Summarizer().cuda().eval(), 5
+    with torch.no_grad():
+        states = model.encode(torch.randn(16, 1000, 512).cuda())
+        if not fixed:
+            states = states.index_select(0, torch.arange(16, device="cuda").repeat_interleave(beams))
+        cached = [keys(states) for keys in model.keys]
+    return sum(one.mean().item() for one in cached)
+
+
+# A loss by features of a network that nobody trains.
+
+class FeatureLoss(nn.Module):
+    def __init__(self, plain):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 64, 64):
+            layers += [nn.Conv2d(channels, 64 if channels >= 32 and len(layers) > 3 else 32, 3, padding=1), nn.ReLU()]
+        self.features, self.plain = nn.Sequential(*layers), plain
+        if plain:
+            self.features.requires_grad_(False)
+
+    def forward(self, made, target):
+        with no_grad_if(self.plain):
+            wanted = self.features(target)
+        return F.l1_loss(self.features(made), wanted)
+
+
+def sharper_pictures(fixed=False):
+    model, perceptual = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 3, 3, padding=1)).cuda(), FeatureLoss(fixed).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    for _ in range(2):
+        blurred, sharp = torch.rand(6, 3, 256, 256).cuda(), torch.rand(6, 3, 256, 256).cuda()
+        loss = perceptual(model(blurred), sharp)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Pong: the log-probability of each move, until the game is over.
+
+def episode_of_pong(fixed=False):
+    policy = nn.Sequential(nn.Conv2d(1, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten(),
+                           nn.Linear(2592, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-4)
+    log_probabilities = []
+    for move in range(900):
+        frames = torch.randn(16, 1, 84, 84).cuda()
+        scores = policy(frames).log_softmax(-1)
+        log_probabilities.append(scores[:, 0])
+        if fixed and len(log_probabilities) == 100:
+            optimizer.zero_grad()
+            (-torch.stack(log_probabilities)).mean().backward()
+            optimizer.step()
+            log_probabilities.clear()
+    if log_probabilities:
+        (-torch.stack(log_probabilities)).mean().backward()
+        optimizer.step()
