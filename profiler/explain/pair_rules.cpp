@@ -526,11 +526,11 @@ Found find_enlarged(const ReasonFacts& facts) {
 Found find_gathered_rows(const ReasonFacts& facts) {
   constexpr int64_t kSeveral = 3;
   const Share rows = sum_blocks(facts, [&](const LiveBlock& block) { return is_data(block) && gathers(block.made); });
-  if (failure(facts) == nullptr || rows.count == 0 || !is_large(facts, rows.bytes, 0.4)) return {};
+  if (failure(facts) == nullptr || rows.largest == nullptr || !is_large(facts, rows.bytes, 0.4)) return {};
   const Share others = sum_blocks(facts, [&](const LiveBlock& block) {
     return is_data(block) && !gathers(block.made) && block.bytes * kSeveral <= rows.largest->bytes;
   });
-  if (others.count == 0 || rows.largest->bytes < kSeveral * others.largest->bytes) return {};
+  if (others.largest == nullptr || rows.largest->bytes < kSeveral * others.largest->bytes) return {};
   const std::string shape(rows.largest->shape);
   return Reason{.id = {},
                 .text = fmt::format("{}{} copies rows: {}{} of at most {}", rows.made().op, at(rows.made()),
@@ -548,7 +548,7 @@ Found find_wide_index(const ReasonFacts& facts) {
   });
   const bool selects = fails_in(facts, {"aten::gather", "aten::scatter", "aten::scatter_add", "aten::scatter_reduce",
                                         "aten::take_along_dim", "aten::index_put"});
-  if (!selects || !is_large(facts, indices.bytes)) return {};
+  if (!selects || indices.largest == nullptr || !is_large(facts, indices.bytes)) return {};
   const Referrer* const referrer = facts.referrers.find(*indices.largest);
   return Reason{
       .id = {},

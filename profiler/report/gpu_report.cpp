@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/growth.h"

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/findings.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
