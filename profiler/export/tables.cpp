@@ -46,9 +46,9 @@ std::string csv_cell(std::string_view text) {
 }
 
 std::string csv_row(int gpu, const ReportHolder& holder) {
-  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", gpu, name_of(holder.category), csv_cell(holder.name),
+  return fmt::format("{},{},{},{},{},{},{},{},{},{},{}\r\n", gpu, name_of(holder.category), csv_cell(holder.name),
                      csv_cell(holder.op), csv_cell(holder.source), csv_cell(holder.shape), csv_cell(holder.used_by),
-                     holder.bytes, holder.blocks, holder.copies);
+                     holder.bytes, holder.blocks, holder.copies, csv_cell(holder.referrer));
 }
 
 /// In a table of Markdown nothing may end a cell, a line or begin markup.
@@ -130,7 +130,7 @@ std::string to_folded(const OwnerNode& owners) {
 }
 
 std::string to_csv(const Report& report) {
-  std::string text = "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
+  std::string text = "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies,referrer\r\n";
   for (const ReportOfDevice& device : report.devices) {
     for (const ReportHolder& holder : device.top_allocations) text += csv_row(device.device.index, holder);
     for (const ReportHolder& others : list_others(device)) text += csv_row(device.device.index, others);
