@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "profiler/replay/history.h"
+#include "profiler/trace/referrer_words.h"
 
 namespace oomdiag {
 
@@ -47,10 +48,7 @@ struct Growth {
   bool is_referred() const { return referred_bytes > 0 && referred_bytes * 2 >= grown_bytes; }
 
   /// Whether a container of the program collects it: what one step leaves there the next one does not use.
-  bool is_collected() const {
-    return referrer.starts_with("list ") || referrer.starts_with("deque ") || referrer.starts_with("dict ") ||
-           referrer.starts_with("set ") || referrer.starts_with("tuple ") || referrer.find("[*]") != referrer.npos;
-  }
+  bool is_collected() const { return is_container(referrer); }
 
   bool operator==(const Growth&) const = default;
 };

@@ -215,8 +215,7 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   const std::string variable = find_graph_variable(facts);
   if (failure(facts) == nullptr || facts.device.attribution.backward_bytes == 0 || !keeps_nodes(facts)) return {};
-  const bool is_item = contains(variable, "[*]");
-  if (!is_item && !variable.starts_with("list ") && !variable.starts_with("dict ")) return {};
+  if (!is_container(variable)) return {};
   std::set<uint32_t> steps;
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_of_graph = block.category == Category::activation || block.category == Category::output;

@@ -16,8 +16,11 @@
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
+#include "profiler/explain/variable_counts.h"
+#include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/referrer_words.h"
 #include "profiler/trace/stack_call.h"
 
 // The second level of a cause: which habit of a program is behind the bytes. Each row of kReasons asks one question of the
@@ -115,15 +118,16 @@ bool accumulates(const ReasonFacts& f) {
 }
 
 /// The list, or other container, that leads to most nodes of autograd; or empty.
-std::string_view find_container_of_graphs(const ReasonFacts& f) {
+std::string find_container_of_graphs(const ReasonFacts& f) {
   constexpr int64_t kSeveralNodes = 8;
-  std::map<std::string_view, int64_t> nodes;
+  VariableCounts nodes;
+  int64_t all = 0;
   for (const Referrer& one : f.device.referrers) {
-    if (contains_one_of(one.variable.substr(0, one.variable.find(' ')), {"list", "deque", "dict", "set"}))
-      nodes[one.variable] += one.nodes;
+    if (!is_container(fold_subscripts(one.variable))) continue;
+    nodes.add(one.variable, one.nodes);
+    all += one.nodes;
   }
-  const auto most = std::ranges::max_element(nodes, {}, [](const auto& entry) { return entry.second; });
-  return most == nodes.end() || most->second < kSeveralNodes ? std::string_view() : most->first;
+  return all < kSeveralNodes ? "" : std::string(nodes.most());
 }
 
 /// Where nothing shows whether a loop evaluates.
@@ -150,7 +154,7 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
-  const std::string_view container = find_container_of_graphs(f);
+  const std::string container = find_container_of_graphs(f);
   const std::string text =
       call != calls.end()
           ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,

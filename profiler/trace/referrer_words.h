@@ -17,4 +17,11 @@ inline constexpr std::string_view kKeepsFrame = " keeps";
 inline constexpr std::string_view kCacheOfResults =
     "lru_cache of ";  ///< functools.lru_cache, and what a function returned
 
+/// Whether the variable is a container, or an attribute of a container's items where these count as one ("nets[*].seen").
+inline bool is_container(std::string_view variable) {
+  const std::string_view type = variable.substr(0, variable.find(' '));
+  return type == "list" || type == "deque" || type == "dict" || type == "set" || type == "tuple" ||
+         variable.find("[*]") != variable.npos;
+}
+
 }  // namespace oomdiag
