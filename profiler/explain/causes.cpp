@@ -56,7 +56,9 @@ bool is_capped(const FailureFacts& f) {
 bool rest_would_fit(const FailureFacts& f) {
   constexpr int64_t kLoop = 4;
   if (f.lacking_later_bytes() > 0) return false;
-  if (f.kept_alike >= kLoop && f.left_if_packed_bytes() < f.requested_bytes) return false;
+  // What is left would serve less than a quarter more of its turns.
+  const int64_t turns_left = f.left_if_packed_bytes() / std::max<int64_t>(f.requested_bytes, 1);
+  if (f.kept_alike >= kLoop && turns_left < f.kept_alike / kLoop) return false;
   if (f.step.whole || !f.forward_continues) return true;
   return !f.step.more_comes && f.left_if_packed_bytes() >= f.requested_bytes;
 }

@@ -46,16 +46,19 @@ TEST_CASE("fragmentation: free and cached bytes are enough, but no free block is
 }
 
 TEST_CASE("a loop that keeps each of its results would ask for the next one, however they are packed", "[explain]") {
-  const FailedRequest failed_request{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
+  const FailedRequest failed{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
   const OutOfMemory failure{
       .phase = Phase::other, .where = {.op = "aten::conv2d", .source = "a.py:3"}, .requested_bytes = 1_GiB};
-  const auto kind = [&](size_t kept) {
+  const auto kind = [&](size_t kept, int64_t cached = 600_MiB) {
+    FailedRequest failed_request = failed;
+    failed_request.cached = cached;
     MemoryState state = failed_request.state();
     state.blocks.assign(kept, {.bytes = 1_GiB, .made = failure.where});
     return find_cause(failure, state, {}, gpu_of(failed_request.total())).kind;
   };
   CHECK(kind(3) == CauseKind::fragmentation);
   CHECK(kind(8) == CauseKind::capacity);
+  CHECK(kind(8, 3_GiB) == CauseKind::fragmentation);  // a quarter more of its turns would fit
 }
 
 TEST_CASE("it is capacity where forward saves, and what else it will ask for is not known to fit", "[explain]") {
