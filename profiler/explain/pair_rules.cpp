@@ -440,8 +440,9 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
     return {"labels = scores.argmax(1)  # needs no softmax before it; else part by part: x.split(16)"};
   if (any_op(where, {"aten::einsum", "aten::matmul", "aten::bmm", "aten::mm"}))
     return {"y = a @ (b @ c)  # two operands at a time, in the order that stays small; or rows in parts"};
-  if (any_op(where, {"aten::zeros", "aten::empty", "aten::ones", "aten::full", "aten::zeros_like", "aten::ones_like",
-                     "aten::empty_like", "aten::full_like"}))
+  // Inside of most ops something is empty at first.
+  if (is_one_of(where.op, {"aten::zeros", "aten::empty", "aten::ones", "aten::full", "aten::zeros_like",
+                           "aten::ones_like", "aten::empty_like", "aten::full_like"}))
     return {
         "x = torch.zeros(…)  # of fewer or smaller dimensions, as only the diagonal; in half precision, or on the "
         "host"};
@@ -567,9 +568,16 @@ Found find_large_result(const ReasonFacts& facts) {
   const Where& where = failed->where;
   const bool is_of_layer = !where.module.empty() || !where.node.empty() || where.op.empty() || is_copy(where.op);
   if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
+  const Share others = sum_blocks(facts, is_data);
+  const Referrer* const beside = others.largest == nullptr || others.largest->requested_bytes < failed->requested_bytes
+                                     ? nullptr
+                                     : facts.referrers.find(*others.largest);
   return Reason{.id = {},
-                .text = fmt::format("one tensor of {}: {}{} makes it at once", with_unit(failed->requested_bytes),
-                                    where.op, at(where)),
+                .text = fmt::format("one tensor of {}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
+                                    where.op, at(where),
+                                    beside == nullptr ? ""
+                                                      : fmt::format(", beside {} of {}", beside->variable,
+                                                                    with_unit(others.largest->requested_bytes))),
                 .bytes = failed->requested_bytes,
                 .fix = "smaller_result",
                 .how = lines_for_large_result(where)};

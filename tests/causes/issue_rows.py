@@ -33,4 +33,11 @@ def issues(Pattern):
         row("summaries_by_beams", "enlarged", r"expand|view|later|repeat", "facebookresearch/fairseq#1957", memory=700),
         row("sharper_pictures", "graph_without_use", r"no_grad|requires_grad", "junyanz/pytorch-CycleGAN-and-pix2pix#822", memory=1100),
         row("episode_of_pong", "several_forward_passes", r"backward", "pytorch/pytorch#5353", held_back=True),
+        row("surface_of_scan", "kept_tensors", r"\.cpu\(\)|host", "nv-tlabs/NKSR#8"),
+        row("flow_of_film", "batch_without_gradients", r"split|chunk|part", "sczhou/Upscale-A-Video#42", memory=900),
+        # Coordinates of each pixel of each mask.
+        row("masks_of_crowd", "enlarged", r"split|chunk|part|cpu", "facebookresearch/maskrcnn-benchmark#18", held_back=True),
+        row("memory_of_nodes", "recurrent_state", r"detach", "twitter-research/tgn#16"),
+        row("average_of_clients", "kept_tensors", r"\.cpu\(\)|sum|\+=|running|host", "APPFL/APPFL#112"),
+        row("words_of_recording", "batch_without_gradients", r"split|chunk|part|batch", "", held_back=True, memory=700),
     ]

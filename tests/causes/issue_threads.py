@@ -559,3 +559,119 @@ def episode_of_pong(fixed=False):
     if log_probabilities:
         (-torch.stack(log_probabilities)).mean().backward()
         optimizer.step()
+
+
+# Surfaces of a large scan, chunk by chunk.
+
+class Reconstructor:
+    def __init__(self, device):
+        self.net, self.device, self.chunks = nn.Sequential(nn.Linear(3, 256), nn.ReLU(), nn.Linear(256, 64)).cuda(), device, {}
+
+    @torch.no_grad()
+    def reconstruct(self, points, size):
+        for number, part in enumerate(points.split(size)):
+            features = self.net(part.cuda())
+            self.chunks[number] = {"features": features.to(self.device), "occupied": (features > 0).to(self.device)}
+        return len(self.chunks)
+
+
+def surface_of_scan(fixed=False):
+    return Reconstructor("cpu" if fixed else "cuda").reconstruct(torch.randn(4_000_000, 3), 50_000)
+
+
+# Optical flow between all frames, there and back.
+
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(6, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 3, padding=1))
+
+    def forward(self, frames):
+        there = self.body(torch.cat([frames[:-1], frames[1:]], 1))
+        back = self.body(torch.cat([frames[1:], frames[:-1]], 1))
+        return there, back
+
+
+def flow_of_film(fixed=False):
+    model = Flow().cuda().eval()
+    frames = torch.rand(40, 3, 256, 448).cuda()
+    with torch.no_grad():
+        if fixed:
+            return sum(model(frames[start:start + 5])[0].abs().mean().item() for start in range(0, 36, 4))
+        there, back = model(frames)
+        return there.abs().mean().item() + back.abs().mean().item()
+
+
+# Masks of objects, each pasted into the whole picture.
+
+def paste(masks, boxes, height, width, at_once):
+    grid_y, grid_x = torch.arange(height).cuda() + 0.5, torch.arange(width).cuda() + 0.5
+    result = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
+    for part in torch.arange(len(masks)).split(len(masks) if at_once else 4):
+        x0, y0, x1, y1 = boxes[part].T[..., None]
+        y = (grid_y - y0) / (y1 - y0) * 2 - 1
+        x = (grid_x - x0) / (x1 - x0) * 2 - 1
+        grid = torch.stack([x[:, None].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], -1)
+        result[part] = F.grid_sample(masks[part], grid, align_corners=False)[:, 0] > 0.5
+    return result
+
+
+def masks_of_crowd(fixed=False):
+    masks, corners = torch.rand(100, 1, 28, 28).cuda(), torch.rand(100, 2).cuda() * 400
+    with torch.no_grad():
+        boxes = torch.cat([corners, corners + 100], 1)
+        return paste(masks, boxes, 800, 1000, at_once=not fixed).sum().item()
+
+
+# A memory of each node of a graph, which the next batch reads.
+
+class NodeMemory(nn.Module):
+    def __init__(self, nodes, width, detach):
+        super().__init__()
+        self.state, self.update, self.detach = torch.zeros(nodes, width).cuda(), nn.GRUCell(width, width), detach
+
+    def forward(self, nodes, messages):
+        new = self.update(messages, self.state[nodes])
+        self.state = self.state.index_put((nodes,), new)
+        if self.detach:
+            self.state = self.state.detach()
+        return new
+
+
+def memory_of_nodes(fixed=False):
+    memory = NodeMemory(60_000, 128, detach=fixed).cuda()
+    optimizer = torch.optim.Adam(memory.parameters(), 1e-3)
+    for _ in range(90):
+        nodes, messages = torch.randint(60_000, (2000,)).cuda(), torch.randn(2000, 128).cuda()
+        loss = memory(nodes, messages).square().mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=not fixed)
+        optimizer.step() if fixed else None
+
+
+# Federated averaging: what each client sends.
+
+def average_of_clients(fixed=False):
+    server = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(10)]).cuda()
+    total, updates = None, []
+    for _ in range(24):
+        update = [torch.randn_like(weight) * 1e-3 for weight in server.parameters()]
+        if fixed:
+            total = update if total is None else [a + b for a, b in zip(total, update)]
+        else:
+            updates.append(update)
+    if not fixed:
+        total = [torch.stack(parts).sum(0) for parts in zip(*updates)]
+    with torch.no_grad():
+        for weight, change in zip(server.parameters(), total):
+            weight += change / 24
+
+
+# Speech: all windows of a recording in one batch.
+
+def words_of_recording(fixed=False):
+    model = nn.Sequential(nn.Conv1d(80, 256, 3, padding=1), nn.GELU(), nn.Conv1d(256, 256, 3, 2, padding=1), nn.GELU()).cuda().eval()
+    recording = torch.randn(80, 360_000)
+    windows = recording.unfold(1, 3000, 1000).transpose(0, 1)
+    with torch.no_grad():
+        return [model(part.cuda()).mean().item() for part in windows.split(8 if fixed else len(windows))]

@@ -922,6 +922,18 @@ TEST_CASE("one large result of the program itself is named by its op", "[explain
   DeviceHistory device = at_oom({{.bytes = 60_MiB}});
   device.failure->where = {.op = "aten::softmax", .source = "a.py:7"};
   CHECK(reason_of(device) == "large_result");
+  const LiveBlock grid{.bytes = 128_MiB, .requested_bytes = 128_MiB, .made = {.op = "aten::stack", .source = "a.py:6"}};
+  device.state.blocks.push_back(grid);
+  device.referrers = {{.variable = "variable 'grid' in paste (a.py:2)", .made = grid.made, .storage_bytes = 128_MiB}};
+  device.failure->where.inner = "aten::empty";  // as most ops begin
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(
+      reason->text ==
+      "one tensor of 64.00 MiB: aten::softmax at a.py:7 makes it at once, beside variable 'grid' in paste (a.py:2) of "
+      "128.00 MiB");
+  CHECK(reason->how.front().starts_with("labels = "));
+  device.referrers.clear();
   device.failure->where.module = "head";  // a layer's
   CHECK(reason_of(device).empty());
 }
