@@ -284,7 +284,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertIn("needs the trace", oomdiag("export", file, "--to", "snapshot", folder=self.base, code=2).stderr)
         self.assertIn("one of: html, folded", oomdiag("export", file, "--to", "pdf", folder=self.base, code=2).stderr)
         self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
-                         "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies")
+                         "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies,referrer")
 
     def test_run_and_train_write_the_page_at_once_and_explain_opens_it(self):
         oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", "--html", "page.html", folder=self.base, code=3)
