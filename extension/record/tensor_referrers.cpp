@@ -153,8 +153,8 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
   if (has_own_sizes) {
     event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
-    const std::string shape = describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype()));
-    event.node_sequence = thread_state().names.name(std::string_view(shape));
+    event.node_sequence =
+        thread_state().names.name(describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype())));
   }
   event.call_id = count_nodes(grad_fn_of(*tensor));
   event.detail = thread_state().names.name(std::string_view(name_of(index)));

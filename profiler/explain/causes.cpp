@@ -51,8 +51,8 @@ bool is_capped(const FailureFacts& f) {
          f.free_bytes >= f.segment_bytes;
 }
 
-// The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. In forward that must be known: from a complete step, or because
-// every module was called and as much is left as was requested.
+// The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. In forward
+// it must be known: from a complete step, or because every module was called and as much is left as was requested.
 bool rest_would_fit(const FailureFacts& f) {
   constexpr int64_t kLoop = 4;
   if (f.lacking_later_bytes() > 0) return false;

@@ -68,6 +68,11 @@ bool is_elementwise(const Where& where) {
                               "aten::tanh",  "aten::sigmoid"});
 }
 
+/// Whether the block is as large as what was requested, but for rounding.
+bool is_of_requested_size(const LiveBlock& block, const OutOfMemory& failed) {
+  return std::abs(block.requested_bytes - failed.requested_bytes) < kMinBlockBytes;
+}
+
 /// "train.py:31, 32, 33" of lines of one file.
 std::string name_lines(const std::set<std::string>& places) {
   std::string text, file;
@@ -84,7 +89,7 @@ std::string name_lines(const std::set<std::string>& places) {
 Found find_second_tensor(const ReasonFacts& facts) {
   const OutOfMemory& failed = *failure(facts);
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
-    return !is_of_models(block.category) && std::abs(block.requested_bytes - failed.requested_bytes) < kMinBlockBytes;
+    return !is_of_models(block.category) && is_of_requested_size(block, failed);
   });
   const Referrer* const referrer = operand.largest == nullptr ? nullptr : facts.referrers.find(*operand.largest);
   if (referrer == nullptr || is_copy(failed.where.op) || !is_large(facts, 2 * failed.requested_bytes, 0.5)) return {};
@@ -126,7 +131,7 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
   const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_result = is_elementwise(block.made) && block.made.module == failed->where.module &&
                            !is_of_models(block.category) && block.step == failed->step &&
-                           std::abs(block.requested_bytes - failed->requested_bytes) < kMinBlockBytes;
+                           is_of_requested_size(block, *failed);
     if (is_result) places.insert(short_place(block.made));
     return is_result;
   });

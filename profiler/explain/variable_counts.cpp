@@ -24,4 +24,8 @@ std::string_view VariableCounts::most() const {
   return most == counts_.end() ? std::string_view() : most->second.variable;
 }
 
+std::string_view VariableCounts::only() const {
+  return counts_.size() == 1 ? counts_.begin()->second.variable : std::string_view();
+}
+
 }  // namespace oomdiag

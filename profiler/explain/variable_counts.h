@@ -15,6 +15,8 @@ class VariableCounts {
 
   /// The variable that has most, the first one that was added of several; empty if there is none. Valid as long as this is.
   std::string_view most() const;
+  /// The variable that has all of it; empty if there are several.
+  std::string_view only() const;
 
  private:
   struct Count {

@@ -7,6 +7,7 @@
 
 #include "profiler/explain/common_referrers.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
@@ -111,9 +112,8 @@ class Folder {
     ReportHolder holder;
     std::set<std::string_view> paths;  ///< before they were folded
     const LiveBlock* largest = nullptr;
-    std::string_view referrer{};  ///< of the largest
+    VariableCounts referrers{};
     bool same_shape = true, same_op = true, same_line = true, same_bytes = true;
-    bool same_referrer = true, alike_referrer = true;  ///< the latter but for indices
   };
 
   std::vector<ReportHolder> fold(const std::vector<const LiveBlock*>& blocks, Fold how) const {
@@ -172,21 +172,17 @@ class Folder {
   }
 
   void add(Row& row, const LiveBlock& block) const {
-    const std::string_view referrer = referrer_of(block);
     row.holder.bytes += block.bytes;
     ++row.holder.blocks;
+    row.referrers.add(referrer_of(block), 1);
     if (const std::string_view path = path_of(block); !path.empty()) row.paths.insert(path);
     if (row.largest != nullptr) {
       row.same_shape &= row.largest->shape == block.shape;
       row.same_op &= op_of(row.largest->made) == op_of(block.made);
       row.same_line &= line_of(row.largest->made) == line_of(block.made);
       row.same_bytes &= row.largest->bytes == block.bytes;
-      row.same_referrer &= row.referrer == referrer;
-      row.alike_referrer &= row.same_referrer || fold_subscripts(row.referrer) == fold_subscripts(referrer);
     }
-    if (row.largest != nullptr && block.bytes <= row.largest->bytes) return;
-    row.largest = &block;
-    row.referrer = referrer;
+    if (row.largest == nullptr || block.bytes > row.largest->bytes) row.largest = &block;
   }
 
   void describe(Row& row, const std::string& name, Fold how) const {
@@ -200,7 +196,7 @@ class Folder {
     if (row.same_shape) holder.shape = block.shape;
     if (row.same_op) holder.op = op_of(block.made);
     if (row.same_line) holder.source = line_of(block.made);
-    if (row.alike_referrer) holder.referrer = row.same_referrer ? row.referrer : fold_subscripts(row.referrer);
+    holder.referrer = row.referrers.only();
     if (how > Fold::module) return;
     for (const Where& saver : block.saved_by) {
       const std::string by = fold_indices(saver.module.empty() ? op_of(saver) : saver.module);

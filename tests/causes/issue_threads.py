@@ -435,8 +435,8 @@ def iou(boxes, anchors):
     areas = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
     low, high = torch.max(boxes[:, None, :2], anchors[:, :2]), torch.min(boxes[:, None, 2:], anchors[:, 2:])
     sides = (high - low).clamp(min=0)
-    inner = sides[..., 0] * sides[..., 1]
-    return inner / (areas(boxes)[:, None] + areas(anchors) - inner)
+    overlap = sides[..., 0] * sides[..., 1]
+    return overlap / (areas(boxes)[:, None] + areas(anchors) - overlap)
 
 
 def boxes_of_crowd(fixed=False):
