@@ -88,6 +88,8 @@ std::string name_lines(const std::set<std::string>& places) {
 /// An elementwise op whose operand lives on: its result is a second tensor of the same size, and in place it would be none.
 Found find_second_tensor(const ReasonFacts& facts) {
   const OutOfMemory& failed = *failure(facts);
+  if (is_one_of(failed.where.op, {"aten::rsub", "aten::where"}))
+    return {};  // no method of a tensor does these in place
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
     return !is_of_models(block.category) && is_of_requested_size(block, failed);
   });

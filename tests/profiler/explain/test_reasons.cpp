@@ -317,6 +317,9 @@ TEST_CASE("an elementwise op beside its operand could work in place", "[explain]
   CHECK(reason->text ==
         "aten::div at a.py:9 makes a second tensor of 64.00 MiB beside variable 'sums' in stitch (a.py:2)");
   CHECK(reason->how.front().starts_with("sums.div_("));
+  device.failure->where.op = "aten::rsub";  // has no method in place
+  CHECK(reason_of(device) == "large_result");
+  device.failure->where.op = "aten::div";
   device.referrers.clear();  // it may be gone as the op ends
   CHECK(reason_of(device) == "large_result");
 }
