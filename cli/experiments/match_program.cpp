@@ -20,9 +20,6 @@
 namespace oomdiag {
 namespace {
 
-/// Below that many allocs and frees in a hundred the program is another one, or has another configuration.
-constexpr double kLeastEqualPercent = 98;
-
 std::string describe_event(const ComparedEvent& event) {
   if (event.what.empty()) return "nothing";
   return fmt::format("{} of {} bytes{}", event.what, event.bytes, event.where.empty() ? "" : " at " + event.where);
@@ -30,7 +27,7 @@ std::string describe_event(const ComparedEvent& event) {
 
 void reject_other_program(const Comparison& found) {
   const ComparedSequence& blocks = found.blocks;
-  if (blocks.equal > 0 && blocks.equal_percent() >= kLeastEqualPercent) return;
+  if (found.is_same_program()) return;
   std::string difference = "it allocated nothing";
   if (!blocks.first.empty()) {
     const auto& [there, here] = blocks.first.front();
@@ -49,12 +46,14 @@ std::string summarise(const Comparison& found) {
       found.left_peak_bytes == found.right_peak_bytes
           ? fmt::format("the same peak, {} bytes", found.left_peak_bytes)
           : fmt::format("a peak of {} bytes, here {}", found.left_peak_bytes, found.right_peak_bytes);
+  const std::string others =
+      found.blocks.changed > 0 ? fmt::format(", {} have another size there", found.blocks.changed) : "";
   return fmt::format(
       "{} of {} allocs and frees of the snapshot ({:.3f} %) are those of a run on a virtual device, which is "
-      "explained; "
+      "explained{}; "
       "the snapshot has {}, and {} bytes reserved, here {}",
-      found.blocks.equal, found.blocks.left_events, found.blocks.equal_percent(), peaks, found.left_reserved_bytes,
-      found.right_reserved_bytes);
+      found.blocks.equal, found.blocks.left_events, found.blocks.equal_percent(), others, peaks,
+      found.left_reserved_bytes, found.right_reserved_bytes);
 }
 
 DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& gpu, std::vector<std::string> program,

@@ -1,6 +1,7 @@
 #include "cli/reports/run_work.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <fstream>
 #include <iterator>
@@ -52,26 +53,37 @@ std::optional<DeviceRates> rates_of_run(const std::filesystem::path& trace, cons
 
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
 
+/// Dtypes and shapes of the tensors that an operator takes, as in "Float 8x3x14x14, Float 4x3x3x3~". One of no dimensions has its dtype alone.
+std::string describe_inputs(const MeteredOperator& metered) {
+  std::string text;
+  for (const WorkValue& value : metered.inputs) {
+    if (!value.is_tensor()) continue;
+    text += fmt::format("{}{}{}{}{}", text.empty() ? "" : ", ", value.dtype, value.values.empty() ? "" : " ",
+                        fmt::join(value.values, "x"), value.strided ? "~" : "");
+  }
+  return text;
+}
+
 /// A collective computes nothing and starts one kernel; its time is that of its links.
 std::string csv_row(const MeteredOperator& metered, const Communication& call, const Trace& trace,
                     const std::optional<Links>& links) {
   const auto ns = links ? communication_ns(call, *links) : std::nullopt;
-  return fmt::format("{},{},\"{}\",{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{}\n", metered.step, metered.phase,
+  return fmt::format("{},{},\"{}\",{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{},\"{}\"\n", metered.step, metered.phase,
                      trace.name(metered.module), metered.name, metered.count, call.bytes_on_links(),
-                     ns ? nanoseconds(*ns) : "");
+                     ns ? nanoseconds(*ns) : "", describe_inputs(metered));
 }
 
 std::string csv_row(const MeteredOperator& metered, const Trace& trace, const std::optional<DeviceRates>& rates) {
   const OperatorWork work = work_of(metered);
   const auto peak = rates ? peak_time(work, *rates) : std::nullopt;
   const auto time = rates ? modelled_time(work, *rates) : std::nullopt;
-  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
-                     trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
-                     rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes,
-                     work.bus_bytes, work.launches, work.tensors, work.is_metered ? 1 : 0,
-                     peak ? nanoseconds(peak->compute_ns) : "", peak ? nanoseconds(peak->memory_ns) : "",
-                     peak ? nanoseconds(peak->bus_ns) : "", peak ? nanoseconds(peak->channel_ns) : "",
-                     time ? nanoseconds(time->ns) : "");
+  return fmt::format(
+      "{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", metered.step, metered.phase,
+      trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
+      rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes, work.bus_bytes,
+      work.launches, work.tensors, work.is_metered ? 1 : 0, peak ? nanoseconds(peak->compute_ns) : "",
+      peak ? nanoseconds(peak->memory_ns) : "", peak ? nanoseconds(peak->bus_ns) : "",
+      peak ? nanoseconds(peak->turns_ns) : "", time ? nanoseconds(time->ns) : "", describe_inputs(metered));
 }
 
 }  // namespace
@@ -120,7 +132,7 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
   std::string text =
       "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
       "compute_ns,memory_ns,"
-      "bus_ns,channel_ns,modelled_ns\n";
+      "bus_ns,turns_ns,modelled_ns,inputs\n";
   const auto links = rates ? std::optional(links_of(*rates, run->links, run->ranks_per_host)) : std::nullopt;
   for (const MeteredOperator& metered : run->operators) {
     const auto call = communication_of(metered);

@@ -156,6 +156,16 @@ bool has_gpu_tensor(const c10::IValue& value) {
   return std::any_of(tensors.begin(), tensors.end(), is_on_gpu);
 }
 
+/// Whether elements that follow each other in the last dimension lie apart in memory, as in a transposed matrix: kernels that take elements
+/// in the order of the shape are slower then. An expanded dimension is none: its elements are one.
+bool is_strided(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) return false;
+  for (int64_t i = tensor.dim() - 1; i >= 0; --i) {
+    if (tensor.size(i) > 1) return tensor.stride(i) > 1;
+  }
+  return false;
+}
+
 void append_tensor(std::string& text, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     text += '-';
@@ -164,7 +174,11 @@ void append_tensor(std::string& text, const at::Tensor& tensor) {
   text += c10::toString(tensor.scalar_type());
   text += ':' + std::to_string(tensor.element_size()) + ':';
   for (int64_t i = 0; i < tensor.dim(); ++i) text += (i == 0 ? "" : "x") + std::to_string(tensor.size(i));
-  if (!tensor.is_cuda()) text += "@host";
+  if (!tensor.is_cuda()) {
+    text += "@host";
+  } else if (is_strided(tensor)) {
+    text += '~';
+  }
 }
 
 void append_list(std::string& text, const std::vector<at::Tensor>& tensors) {

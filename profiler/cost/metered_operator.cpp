@@ -37,13 +37,16 @@ WorkValue parse_list(const std::vector<std::string_view>& parts) {
           .count = integer_of(parts[2])};
 }
 
-/// "Float:4:64x32", "Float:4:64x32@host".
+/// "Float:4:64x32", "Float:4:64x32@host", "Float:4:64x32~".
 WorkValue parse_tensor(std::vector<std::string_view> parts) {
   constexpr std::string_view kHost = "@host";
   WorkValue value{.kind = WorkValue::Kind::tensor, .dtype = std::string(parts[0])};
   if (parts.back().ends_with(kHost)) {
     value.on_host = true;
     parts.back().remove_suffix(kHost.size());
+  } else if (parts.back().ends_with('~')) {
+    value.strided = true;
+    parts.back().remove_suffix(1);
   }
   value.bytes = integer_of(parts[1]);
   for (const std::string_view size : split(parts.size() > 2 ? parts[2] : "", 'x')) {

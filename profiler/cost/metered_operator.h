@@ -17,6 +17,7 @@ struct WorkValue {
   int64_t matrix_elements = 0;    ///< of a list: elements of its tensors of two dimensions and more
   int64_t count = 0;              ///< of a list: its tensors
   bool on_host = false;           ///< a tensor that is not on a GPU
+  bool strided = false;           ///< a tensor in whose last dimension neighbours lie apart in memory
 
   bool is_tensor() const { return kind == Kind::tensor; }
 };

@@ -1,6 +1,7 @@
 #include "profiler/cost/operator_work.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "profiler/cost/metered_operator.h"
@@ -121,6 +122,7 @@ int64_t bytes_written_in_lists(const MeteredOperator& metered) {
 
 int64_t memory_bytes_of(const MeteredOperator& metered) {
   const int64_t read = bytes_on_gpu(metered.inputs), written = bytes_on_gpu(metered.outputs);
+  if (metered.name == "aten::nll_loss_backward") return written;
   const int64_t first = metered.inputs.empty() || metered.inputs[0].on_host ? 0 : metered.inputs[0].bytes;
   if (writes_self_only(metered.name)) return read - first + written;
   if (reads_what_it_writes(metered.name)) return read - first + 2 * written;
@@ -154,6 +156,134 @@ std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
   int64_t elements = 1;
   for (const int64_t size : input->values) elements *= size;
   return ChannelBlocks{.channels = input->values[1], .elements = elements / input->values[1], .of_cudnn = is_cudnn};
+}
+
+int64_t elements_of(const WorkValue& value) {
+  if (!value.is_tensor()) return 0;
+  int64_t elements = 1;
+  for (const int64_t size : value.values) elements *= size;
+  return elements;
+}
+
+int64_t most_elements(const MeteredOperator& metered) {
+  int64_t most = 0;
+  for (const auto* values : {&metered.inputs, &metered.outputs}) {
+    for (const WorkValue& value : *values) most = std::max(most, elements_of(value));
+  }
+  return most;
+}
+
+/// Casts of float32 to half precision have a kernel of their own.
+bool is_quick_cast(const MeteredOperator& metered) {
+  return metered.name == "aten::copy_" && metered.inputs.size() > 1 && metered.inputs[1].dtype == "Float" &&
+         (metered.inputs[0].dtype == "Half" || metered.inputs[0].dtype == "BFloat16");
+}
+
+/// Masks are of another dtype, and change nothing.
+ElementOrder order_of(const MeteredOperator& metered) {
+  const WorkValue* first = nullptr;
+  bool is_mixed = false;
+  for (const auto* values : {&metered.inputs, &metered.outputs}) {
+    for (const WorkValue& value : *values) {
+      if (value.on_host || elements_of(value) < 2) continue;
+      if (value.strided) return ElementOrder::strided;
+      if (first == nullptr) first = &value;
+      const bool is_other_dtype = value.dtype != first->dtype && value.dtype != "Bool" && first->dtype != "Bool";
+      is_mixed = is_mixed || value.values != first->values || (is_other_dtype && !is_quick_cast(metered));
+    }
+  }
+  return is_mixed ? ElementOrder::mixed : ElementOrder::plain;
+}
+
+int64_t power_of_two_in(int64_t length) { return length == 0 ? 8 : std::min<int64_t>(8, length & -length); }
+
+/// Matrices are read in pieces of so many elements as divide their rows; the rows of a transposed one are its columns.
+int64_t alignment_of(const MeteredOperator& metered) {
+  int64_t alignment = 8;
+  for (const auto* values : {&metered.inputs, &metered.outputs}) {
+    for (const WorkValue& value : *values) {
+      const size_t dimensions = value.is_tensor() ? value.values.size() : 0;
+      if (dimensions < 2) continue;
+      alignment = std::min(alignment, power_of_two_in(value.values[dimensions - (value.strided ? 2 : 1)]));
+    }
+  }
+  return alignment;
+}
+
+/// native_layer_norm(input, normalized_shape, weight, …) and its backward, whose statistics have an element for each row.
+int64_t rows_of_layer_norm(const MeteredOperator& metered) {
+  int64_t fewest = most_elements(metered);
+  for (const auto* values : {&metered.inputs, &metered.outputs}) {
+    for (const WorkValue& value : *values) {
+      if (value.values.size() > 1 && elements_of(value) > 0) fewest = std::min(fewest, elements_of(value));
+    }
+  }
+  return fewest;
+}
+
+bool has_bias(const MeteredOperator& metered) {
+  constexpr size_t kBias = 2;
+  return metered.name == "aten::convolution" && metered.inputs.size() > kBias && metered.inputs[kBias].is_tensor();
+}
+
+/// Sums over all rows of a matrix, as gradients of biases are: few thread blocks have all rows. From some number on they are more.
+int64_t rows_of_sum(const MeteredOperator& metered) {
+  constexpr int64_t kMostRows = 65536;
+  if (metered.inputs.empty() || metered.outputs.empty()) return 0;
+  const WorkValue &input = metered.inputs[0], &output = metered.outputs[0];
+  const bool keeps_columns = input.values.size() > 1 && !output.values.empty() &&
+                             output.values.back() == input.values.back() && elements_of(output) > 1;
+  return keeps_columns ? std::min(kMostRows, elements_of(input) / elements_of(output)) : 0;
+}
+
+/// Whether the flag `is_causal` of scaled_dot_product_attention was given; native_functions.yaml has its place.
+bool has_causal_flag(const MeteredOperator& metered) {
+  struct Flag {
+    std::string_view name;
+    size_t place;
+  };
+  constexpr Flag kFlags[] = {{"aten::_scaled_dot_product_efficient_attention", 6},
+                             {"aten::_scaled_dot_product_efficient_attention_backward", 11},
+                             {"aten::_scaled_dot_product_cudnn_attention", 6},
+                             {"aten::_scaled_dot_product_cudnn_attention_backward", 14},
+                             {"aten::_scaled_dot_product_flash_attention", 4},
+                             {"aten::_scaled_dot_product_flash_attention_backward", 11}};
+  const auto* const flag = std::ranges::find(kFlags, metered.name, &Flag::name);
+  if (flag == std::end(kFlags) || metered.inputs.size() <= flag->place) return false;
+  const WorkValue& value = metered.inputs[flag->place];
+  return value.kind == WorkValue::Kind::number && value.values[0] != 0;
+}
+
+/// Of convolution(input, weight, …) and convolution_backward(gradient, input, weight, …).
+int64_t window_of(const MeteredOperator& metered, const OperatorWork& work) {
+  const size_t weight = work.is_backward ? 2 : 1;
+  if (metered.name.find("convolution") == metered.name.npos || metered.inputs.size() <= weight) return 1;
+  int64_t window = 1;
+  const std::vector<int64_t>& shape = metered.inputs[weight].values;
+  for (size_t i = 2; i < shape.size(); ++i) window *= shape[i];
+  return window;
+}
+
+bool writes_by_index(std::string_view name) {
+  return name.find("scatter") != name.npos || name.find("index_add") != name.npos ||
+         name.find("index_put") != name.npos || name.find("index_copy") != name.npos;
+}
+
+int64_t turns_of(const MeteredOperator& metered, const OperatorWork& work) {
+  switch (work.kind) {
+    case WorkKind::elementwise:
+    case WorkKind::copy:
+      return work.order == ElementOrder::plain ? 0 : most_elements(metered);
+    case WorkKind::convolution:
+    case WorkKind::grouped_convolution:
+      return has_bias(metered) && !metered.outputs.empty() ? elements_of(metered.outputs[0]) : 0;
+    case WorkKind::depthwise_convolution:
+      return work.is_backward ? most_elements(metered) : metered.outputs.empty() ? 0 : elements_of(metered.outputs[0]);
+    case WorkKind::reduction:
+      return rows_of_sum(metered);
+    default:
+      return work.is_layer_norm ? rows_of_layer_norm(metered) : 0;
+  }
 }
 
 }  // namespace
@@ -202,6 +332,13 @@ OperatorWork work_of(const MeteredOperator& metered) {
   work.channel_blocks = channel_blocks_of(metered);
   if (!metered.inputs.empty()) work.tensors = std::max<int64_t>(1, metered.inputs[0].count);
   work.launches = launches_of(work);
+  work.order = order_of(metered);
+  work.alignment = alignment_of(metered);
+  work.window = window_of(metered, work);
+  work.scatters = writes_by_index(metered.name);
+  work.is_causal = has_causal_flag(metered);
+  work.is_layer_norm = metered.name.starts_with("aten::native_layer_norm");
+  work.turns = turns_of(metered, work);
   return work;
 }
 

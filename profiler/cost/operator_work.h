@@ -44,6 +44,10 @@ struct ChannelBlocks {
   bool of_cudnn = false;               ///< or PyTorch's own
 };
 
+/// How a kernel comes to its elements. Kernels that work on one element after the other where the shapes or the dtypes of their tensors
+/// differ take as long for a small element as for a large one.
+enum class ElementOrder { plain, mixed, strided };  ///< strided: neighbours lie apart in memory
+
 /// What one call does.
 struct OperatorWork {
   WorkKind kind = WorkKind::other;
@@ -53,6 +57,14 @@ struct OperatorWork {
   int64_t memory_bytes = 0;  ///< each input is read once, each output written once
   int64_t bus_bytes = 0;     ///< between host and GPU
   std::optional<ChannelBlocks> channel_blocks{};
+  int64_t turns = 0;  ///< rows that it normalizes or adds up, or elements that it takes one by one
+  ElementOrder order = ElementOrder::plain;
+  int64_t alignment =
+      8;  ///< of products: the largest power of two up to 8 that divides the rows of all matrices in memory
+  int64_t window = 1;  ///< elements of a convolution's window
+  bool is_layer_norm = false;
+  bool scatters = false;   ///< writes where an index says
+  bool is_causal = false;  ///< attention whose later positions are hidden from earlier ones by a flag
   int64_t launches = 0;    ///< one, or one of each tensor of a list
   int64_t tensors = 1;     ///< of the first input, where that is a list
   bool is_metered = true;  ///< false: it computes products of which there is no rule

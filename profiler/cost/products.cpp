@@ -82,7 +82,7 @@ Products convolution(const MeteredOperator& metered) {
   if (weight == nullptr || visited == nullptr) return std::nullopt;
   const auto one = read_convolution(*visited, *weight, number_at(metered, 8, 1), transposed);
   if (!one) return std::nullopt;
-  return {{{.batch = one->groups, .m = one->places, .n = one->out, .k = one->in * one->window}}};
+  return {{{.batch = one->groups, .m = one->places, .n = one->out, .k = one->in * one->window, .window = one->window}}};
 }
 
 /// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
@@ -98,7 +98,8 @@ Products convolution_backward(const MeteredOperator& metered) {
   if (!one || mask.size() < 2) return std::nullopt;
   std::vector<MatrixProduct> products;
   if (mask[0] != 0) {
-    products.push_back({.batch = one->groups, .m = one->places, .n = one->in, .k = one->out * one->window});
+    products.push_back(
+        {.batch = one->groups, .m = one->places, .n = one->in, .k = one->out * one->window, .window = one->window});
   }
   if (mask[1] != 0) {
     products.push_back({.batch = one->groups, .m = one->out, .n = one->in * one->window, .k = one->places});

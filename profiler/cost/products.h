@@ -11,6 +11,7 @@ namespace oomdiag {
 /// `batch` products of an m x k by a k x n matrix.
 struct MatrixProduct {
   int64_t batch = 1, m = 0, n = 0, k = 0;
+  int64_t window = 1;  ///< of a convolution, whose inner dimension is that of its channels for each place of the window
 
   /// A multiplication and an addition are two.
   int64_t flops() const { return 2 * batch * m * n * k; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "profiler/cost/operator_work.h"
 #include "profiler/cost/products.h"
@@ -20,26 +21,26 @@ constexpr Tile kTiles[] = {{256, 128, 1}, {128, 128, 0.95}, {128, 64, 0.8}, {64,
                            {64, 32, 0.5}, {128, 32, 0.55},  {32, 32, 0.35}};
 
 constexpr int64_t kLeastOfSplit = 512;  ///< of the inner dimension, that each part of a split product has
+constexpr int64_t kMostSplits = 16;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// FLOPs that the multiprocessors could have done in the time in which they do this product. A product with few tiles and a long inner
-/// dimension is split along it.
-double flops_with_tile(const MatrixProduct& product, const Tile& tile, int64_t multiprocessors) {
+/// FLOPs that the multiprocessors could have done in the time in which they do this product, in `splits` parts of its inner dimension.
+double flops_in_parts(const MatrixProduct& product, const Tile& tile, int64_t multiprocessors, int64_t splits) {
   const int64_t tiles = product.batch * divide_up(product.m, tile.m) * divide_up(product.n, tile.n);
-  const int64_t splits = std::clamp<int64_t>(multiprocessors / std::max<int64_t>(tiles, 1), 1,
-                                             std::max<int64_t>(1, product.k / kLeastOfSplit));
   const int64_t inner = divide_up(divide_up(product.k, splits), 32) * 32;
   const int64_t waves = divide_up(tiles * splits, multiprocessors);
   return 2.0 * static_cast<double>(waves * multiprocessors) * static_cast<double>(tile.m * tile.n) *
          static_cast<double>(inner) / tile.efficiency;
 }
 
+/// The least of all tiles and numbers of parts that libraries choose among.
 double flops_in_waves(const MatrixProduct& product, int64_t multiprocessors) {
-  double least = 0;
+  const int64_t most_splits = std::clamp<int64_t>(product.k / kLeastOfSplit, 1, kMostSplits);
+  double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
-    const double flops = flops_with_tile(product, tile, multiprocessors);
-    if (least == 0 || flops < least) least = flops;
+    for (int64_t splits = 1; splits <= most_splits; ++splits)
+      least = std::min(least, flops_in_parts(product, tile, multiprocessors, splits));
   }
   return least;
 }
@@ -56,20 +57,24 @@ int64_t rate_of(const OperatorWork& work, const DeviceRates& rates) {
   return rates.flops[static_cast<size_t>(work.precision)];
 }
 
-/// Depthwise convolutions use no tensor cores and have no tiles; attention has its own, over all of its products.
+/// The channels of a convolution without groups fill whole lines of 128 bytes for each place of the window.
+MatrixProduct fill_lines(MatrixProduct product, WorkPrecision precision) {
+  const int64_t of_line = precision == WorkPrecision::fp32 ? 32 : 64;
+  if (product.window > 1 && product.batch == 1)
+    product.k = divide_up(product.k / product.window, of_line) * of_line * product.window;
+  return product;
+}
+
+/// Depthwise convolutions use no tensor cores and have no tiles; attention has its own, over all of its products, and skips those that a
+/// causal mask hides.
 double counted_flops(const OperatorWork& work, const DeviceRates& rates) {
   const bool has_tiles =
       work.kind != WorkKind::depthwise_convolution && work.kind != WorkKind::attention && work.kind != WorkKind::rnn;
-  if (!has_tiles) return static_cast<double>(work.flops());
+  if (!has_tiles) return static_cast<double>(work.flops()) * (work.is_causal ? 0.5 : 1);
   double sum = 0;
-  for (const MatrixProduct& product : work.products) sum += flops_in_waves(product, std::max(rates.multiprocessors, 1));
+  for (const MatrixProduct& product : work.products)
+    sum += flops_in_waves(fill_lines(product, work.precision), std::max(rates.multiprocessors, 1));
   return sum;
-}
-
-/// cuDNN brings the inputs and outputs of convolutions into another layout around the kernel that computes.
-bool moves_bytes_first(WorkKind kind) {
-  return kind == WorkKind::convolution || kind == WorkKind::grouped_convolution ||
-         kind == WorkKind::depthwise_convolution;
 }
 
 /// A thread block takes the elements of its channel one after the other, at a speed that depends on latency and not on the bandwidth of the
@@ -80,34 +85,117 @@ double elements_in_turn(const ChannelBlocks& blocks, int64_t multiprocessors) {
   return static_cast<double>(divide_up(blocks.channels, at_once) * blocks.elements);
 }
 
-KernelFamily batch_norm_family(bool of_cudnn, bool is_backward) {
-  if (of_cudnn) return is_backward ? KernelFamily::cudnn_batch_norm_backward : KernelFamily::cudnn_batch_norm;
-  return is_backward ? KernelFamily::batch_norm_backward : KernelFamily::batch_norm;
+bool is_half(const OperatorWork& work) {
+  return work.precision == WorkPrecision::fp16 || work.precision == WorkPrecision::bf16;
 }
 
-KernelFamily hopper_family(const OperatorWork& work) {
-  const bool is_half = work.precision == WorkPrecision::fp16 || work.precision == WorkPrecision::bf16;
-  if (!is_half && work.precision != WorkPrecision::fp32) return KernelFamily::usual;
-  if (work.kind == WorkKind::matrix_product && is_half) return KernelFamily::hopper_half_product;
-  if (work.kind == WorkKind::convolution || work.kind == WorkKind::grouped_convolution)
-    return is_half ? KernelFamily::hopper_half_convolution : KernelFamily::hopper_tf32_convolution;
-  if (work.kind == WorkKind::attention && is_half) return KernelFamily::hopper_half_attention;
-  return KernelFamily::usual;
+KernelFamily backward_if(const OperatorWork& work, KernelFamily forward, KernelFamily backward) {
+  return work.is_backward ? backward : forward;
 }
+
+KernelFamily by_order(ElementOrder order, KernelFamily plain, KernelFamily mixed, KernelFamily strided) {
+  if (order == ElementOrder::plain) return plain;
+  return order == ElementOrder::mixed ? mixed : strided;
+}
+
+KernelFamily product_family(const OperatorWork& work, bool is_hopper) {
+  if (!is_hopper || !is_half(work)) return KernelFamily::matrix_product;
+  if (work.alignment == 8) return KernelFamily::hopper_product;
+  return work.alignment > 1 ? KernelFamily::hopper_even_product : KernelFamily::hopper_odd_product;
+}
+
+KernelFamily convolution_family(const OperatorWork& work, bool is_hopper) {
+  using enum KernelFamily;
+  const bool is_pointwise = work.window == 1;
+  if (!is_hopper || (!is_half(work) && work.precision != WorkPrecision::fp32))
+    return backward_if(work, convolution, convolution_backward);
+  if (is_half(work)) {
+    return is_pointwise ? backward_if(work, hopper_half_pointwise, hopper_half_pointwise_backward)
+                        : backward_if(work, hopper_half_convolution, hopper_half_convolution_backward);
+  }
+  return is_pointwise ? backward_if(work, hopper_tf32_pointwise, hopper_tf32_pointwise_backward)
+                      : backward_if(work, hopper_tf32_convolution, hopper_tf32_convolution_backward);
+}
+
+KernelFamily depthwise_family(const OperatorWork& work) {
+  using enum KernelFamily;
+  constexpr int64_t kWidest = 25;  // ATen/native/cuda/DepthwiseConv2d.cu has kernels for windows up to 5 x 5
+  if (work.precision == WorkPrecision::fp16)
+    return backward_if(work, depthwise_convolution, depthwise_convolution_backward);
+  if (!work.is_backward) return own_depthwise_convolution;
+  if (work.window <= kWidest) return own_depthwise_convolution_backward;
+  return work.precision == WorkPrecision::bf16 ? wide_bf16_depthwise_backward : wide_depthwise_backward;
+}
+
+KernelFamily attention_family(const OperatorWork& work, bool is_hopper) {
+  using enum KernelFamily;
+  if (work.precision == WorkPrecision::fp32) return backward_if(work, fp32_attention, fp32_attention_backward);
+  if (is_hopper && is_half(work)) return backward_if(work, hopper_attention, hopper_attention_backward);
+  return backward_if(work, attention, attention_backward);
+}
+
+KernelFamily normalization_family(const OperatorWork& work) {
+  using enum KernelFamily;
+  constexpr int64_t kTall = 65536;  // rows, ATen/native/cuda/layer_norm_kernel.cu
+  if (work.channel_blocks && work.channel_blocks->of_cudnn)
+    return backward_if(work, cudnn_batch_norm, cudnn_batch_norm_backward);
+  if (work.channel_blocks) return backward_if(work, batch_norm, batch_norm_backward);
+  if (!work.is_layer_norm) return backward_if(work, normalization, normalization_backward);
+  return backward_if(work, layer_norm, work.turns > kTall ? tall_layer_norm_backward : layer_norm_backward);
+}
+
+/// How the times of a family come together, in the order of KernelFamily.
+enum class Form { sum, longest };
+constexpr Form kForms[] = {
+#define OOMDIAG_FAMILY(name, form) Form::form,
+#include "profiler/cost/kernel_families.h"
+#undef OOMDIAG_FAMILY
+};
 
 double nanoseconds(double amount, int64_t per_second) { return 1e9 * amount / static_cast<double>(per_second); }
 
 }  // namespace
 
 KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
+  using enum KernelFamily;
   constexpr int kHopper = 9;
-  if (work.channel_blocks) return batch_norm_family(work.channel_blocks->of_cudnn, work.is_backward);
-  const bool is_fp32 = work.precision == WorkPrecision::fp32;
-  if (work.kind == WorkKind::depthwise_convolution && is_fp32 && work.is_backward)
-    return KernelFamily::depthwise_fp32_backward;
-  if (work.kind == WorkKind::attention && is_fp32)
-    return work.is_backward ? KernelFamily::fp32_attention_backward : KernelFamily::fp32_attention;
-  return rates.capability_major == kHopper ? hopper_family(work) : KernelFamily::usual;
+  const bool is_hopper = rates.capability_major == kHopper;
+  switch (work.kind) {
+    case WorkKind::matrix_product:
+      return product_family(work, is_hopper);
+    case WorkKind::fp32_product:
+      return fp32_product;
+    case WorkKind::convolution:
+      return convolution_family(work, is_hopper);
+    case WorkKind::grouped_convolution:
+      return is_hopper ? backward_if(work, hopper_grouped_convolution, hopper_grouped_convolution_backward)
+                       : backward_if(work, grouped_convolution, grouped_convolution_backward);
+    case WorkKind::depthwise_convolution:
+      return depthwise_family(work);
+    case WorkKind::attention:
+      return attention_family(work, is_hopper);
+    case WorkKind::rnn:
+      return backward_if(work, rnn, rnn_backward);
+    case WorkKind::elementwise:
+      return by_order(work.order, elementwise, mixed_elementwise, strided_elementwise);
+    case WorkKind::normalization:
+      return normalization_family(work);
+    case WorkKind::softmax:
+      return backward_if(work, softmax, softmax_backward);
+    case WorkKind::reduction:
+      return reduction;
+    case WorkKind::pooling:
+      return backward_if(work, pooling, pooling_backward);
+    case WorkKind::indexing:
+      return work.scatters ? scattering : backward_if(work, indexing, indexing_backward);
+    case WorkKind::copy:
+      return by_order(work.order, copy, mixed_copy, strided_copy);
+    case WorkKind::optimizer:
+      return optimizer;
+    case WorkKind::other:
+      return other;
+  }
+  return other;
 }
 
 std::optional<PeakTime> peak_time(const OperatorWork& work, const DeviceRates& rates) {
@@ -124,20 +212,22 @@ std::optional<PeakTime> peak_time(const OperatorWork& work, const DeviceRates& r
   }
   if (rates.memory_bytes == 0) return std::nullopt;
   time.memory_ns = nanoseconds(static_cast<double>(work.memory_bytes), rates.memory_bytes);
-  if (work.channel_blocks) time.channel_ns = elements_in_turn(*work.channel_blocks, rates.multiprocessors);
+  time.turns_ns = work.channel_blocks ? elements_in_turn(*work.channel_blocks, rates.multiprocessors)
+                                      : static_cast<double>(work.turns) / std::max(rates.multiprocessors, 1);
   return time;
 }
 
 std::optional<ModelledTime> modelled_time(const OperatorWork& work, const DeviceRates& rates) {
   const std::optional<PeakTime> peak = peak_time(work, rates);
   if (!peak) return std::nullopt;
-  const TimeCoefficients& of = kTimeCoefficients[static_cast<size_t>(work.kind)][work.is_backward ? 1 : 0];
-  const double family = kFamilyCoefficients[static_cast<size_t>(family_of(work, rates))];
-  const double times[] = {peak->compute_ns * of.compute * family,
-                          std::max(peak->memory_ns * of.memory, peak->channel_ns * family),
+  const auto family = static_cast<size_t>(family_of(work, rates));
+  const TimeCoefficients& of = kTimeCoefficients[family];
+  const bool is_sum = kForms[family] == Form::sum;
+  const double memory = peak->memory_ns * of.memory, turns = peak->turns_ns * of.turn_ns;
+  const double times[] = {peak->compute_ns * of.compute, is_sum ? memory + turns : std::max(memory, turns),
                           peak->bus_ns * kBusCoefficient, static_cast<double>(work.launches) * kLaunchNs};
   const auto* const longest = std::max_element(std::begin(times), std::end(times));
-  const double body = moves_bytes_first(work.kind) ? times[0] + times[1] : std::max({times[0], times[1], times[2]});
+  const double body = is_sum ? times[0] + times[1] : std::max({times[0], times[1], times[2]});
   return ModelledTime{.ns = body + times[3], .bound_by = static_cast<BoundBy>(longest - std::begin(times))};
 }
 
@@ -153,18 +243,11 @@ double host_ns(std::string_view phase, const OperatorWork& work) {
 }
 
 std::string_view name_of(KernelFamily family) {
-  constexpr std::string_view kNames[] = {"usual",
-                                         "batch_norm",
-                                         "batch_norm_backward",
-                                         "cudnn_batch_norm",
-                                         "cudnn_batch_norm_backward",
-                                         "depthwise_fp32_backward",
-                                         "hopper_half_product",
-                                         "hopper_tf32_convolution",
-                                         "hopper_half_convolution",
-                                         "hopper_half_attention",
-                                         "fp32_attention",
-                                         "fp32_attention_backward"};
+  constexpr std::string_view kNames[] = {
+#define OOMDIAG_FAMILY(name, form) #name,
+#include "profiler/cost/kernel_families.h"
+#undef OOMDIAG_FAMILY
+  };
   return kNames[static_cast<size_t>(family)];
 }
 

@@ -26,25 +26,16 @@ struct DeviceRates {
 /// the others.
 struct PeakTime {
   double compute_ns = 0, memory_ns = 0, bus_ns = 0;
-  double channel_ns = 0;  ///< of kernels with a thread block for each channel, at one element in each nanosecond
+  double turns_ns =
+      0;  ///< of what thread blocks take one after the other, if each multiprocessor takes one in each nanosecond
 };
 
-/// Kernels that have a coefficient of their own, of `channel_ns`, or of `compute_ns` beside that of their kind.
+/// Kernels that have coefficients of their own (time_coefficients.h).
 enum class KernelFamily {
-  usual,
-  batch_norm,
-  batch_norm_backward,
-  cudnn_batch_norm,
-  cudnn_batch_norm_backward,
-  depthwise_fp32_backward,  ///< PyTorch's own: its gradient of the weights reads all of the input for each element of the window
-  hopper_half_product,      ///< cuBLAS has kernels for Hopper's tensor cores
-  hopper_tf32_convolution,  ///< cuDNN mostly takes kernels written for Ampere's, which reach part of the rate
-  hopper_half_convolution,
-  hopper_half_attention,
-  fp32_attention,  ///< the memory-efficient kernel, without tensor cores
-  fp32_attention_backward
+#define OOMDIAG_FAMILY(name, form) name,
+#include "profiler/cost/kernel_families.h"
+#undef OOMDIAG_FAMILY
 };
-inline constexpr size_t kKernelFamilies = 12;
 std::string_view name_of(KernelFamily family);
 KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates);
 

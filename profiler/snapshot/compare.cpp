@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -222,6 +224,17 @@ double ComparedSequence::equal_percent() const {
 
 bool Comparison::reserved_agrees() const {
   return within(left_reserved_bytes, right_reserved_bytes, kReservedTolerance);
+}
+
+bool Comparison::is_same_program() const {
+  constexpr double kEqual = 98, kPaired = 98, kLeastEqual = 90, kPeaks = 0.01;
+  if (blocks.equal == 0) return false;
+  if (blocks.equal_percent() >= kEqual) return true;
+  const double paired = 100.0 * static_cast<double>(blocks.equal + blocks.changed) /
+                        static_cast<double>(std::max(blocks.left_events, blocks.right_events));
+  const auto apart = static_cast<double>(std::abs(left_peak_bytes - right_peak_bytes));
+  return blocks.equal_percent() >= kLeastEqual && paired >= kPaired &&
+         apart <= kPeaks * static_cast<double>(left_peak_bytes);
 }
 
 bool Comparison::peak_agrees() const {

@@ -4,7 +4,7 @@ Runs, on a virtual device, the programs behind published step times: each line o
 in a child of its own, whose process id it prints beside it. Kernels compute nothing there, so that each takes a second.
 
 Needs timm for the suites timm-train and timm-infer (benchmark.py of timm with --amp: float16 autocast, SGD with momentum, cross-entropy).
-The suite h100 is that of tests/truth/h100_rows.py, name "program:plan".
+The suites h100 and h200 are trainings of tests/truth/measured_rows.py, name "program:plan".
 The suite liger is what Liger-Kernel's benchmarks compare its kernels with: plain PyTorch in bfloat16; its batch is the varied size.
 """
 
@@ -95,16 +95,16 @@ def run_liger(name, size, _):
         marker.step()
 
 
-def train_h100(name, *_):
+def train_measured(name, *_):
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/truth"))
-    import h100_rows
+    import measured_rows
 
-    step = h100_rows.make_step(*name.split(":"))
+    step = measured_rows.make_step(*name.split(":"))
     for _ in range(STEPS):
         step()
 
 
-SUITES = {"h100": train_h100, "timm-train": train_timm, "timm-infer": infer_timm, "liger": run_liger}
+SUITES = {"h100": train_measured, "h200": train_measured, "timm-train": train_timm, "timm-infer": infer_timm, "liger": run_liger}
 
 
 def run(suite, name, batch, size):

@@ -3,7 +3,7 @@
     python tests/truth/test_truth.py --build BUILD_FOLDER [--source liger] [--device a100-80] [--only REGEX] [--rows FILE]
 
 The tables beside this file have the figures with their sources. The first time it makes .venv-truth with the packages that the
-figures name, next to the torch that is there; the figures of an H100 need another torch, in .venv-truth-h100. Prints each row that is
+figures name, next to the torch that is there; the figures of an H100 and an H200 need another torch, in .venv-truth-h100. Prints each row that is
 off with the reason that explained.csv has for it, and of each source the rows, the median, the 90th percentile and the worst error. A
 series (one program, many sizes) whose rows all differ by the same bytes is counted apart: the published process held something besides.
 --rows keeps what was measured in a file; what is in it is not measured again. Not part of scripts/test, as it takes hours.
@@ -11,6 +11,7 @@ series (one program, many sizes) whose rows all differ by the same bytes is coun
 import argparse
 import collections
 import csv
+import functools
 import json
 import os
 import pathlib
@@ -33,7 +34,7 @@ PEFT_FITTED = "lora/rank32"  # the row that peft_rows.py has its length of a bat
 PEFT = ("peft==0.20.0", "accelerate==1.15.0", "psutil==7.1.3")  # the release after the published runs' commit
 MEGATRON = ("megatron-core==0.16.1",)  # the newest release before the published runs
 
-H100 = ("torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "numpy")  # of the run on the GPU
+H100 = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0", "transformers==5.17.0", "numpy")  # of the runs on the GPU; transformers imports all
 
 Row = collections.namedtuple("Row", "source device label series published job")
 Explanation = collections.namedtuple("Explanation", "rows whose why")  # of the rows whose names the expression finds
@@ -55,17 +56,20 @@ def peft_rows():
             for series in csv.DictReader((HERE / "peft.csv").open()) if series["experiment"] != PEFT_FITTED]
 
 
-def h100_rows():
-    return [Row("h100", "h100-sxm", f"{training['program']} {training['plan']} {figure}", f"{training['program']} {figure}",
+MEASURED = {"h100": "h100-sxm", "h200": "h200"}  # tables of trainings measured by measured_rows.py, and the device
+
+
+def measured_rows(source):
+    return [Row(source, MEASURED[source], f"{training['program']} {training['plan']} {figure}", f"{training['program']} {figure}",
                 int(training[figure]) / 2**20, {"program": training["program"], "plan": training["plan"], "figure": figure})
-            for figure in ("allocated_bytes", "reserved_bytes") for training in csv.DictReader((HERE / "h100.csv").open())]
+            for figure in ("allocated_bytes", "reserved_bytes") for training in csv.DictReader((HERE / f"{source}.csv").open())]
 
 
-SOURCES = {"liger": liger_rows, "peft": peft_rows, "h100": h100_rows}
+SOURCES = {"liger": liger_rows, "peft": peft_rows, **{source: functools.partial(measured_rows, source) for source in MEASURED}}
 
 
 def venv_of(source):
-    return ROOT / (".venv-truth-h100" if source == "h100" else ".venv-truth")
+    return ROOT / (".venv-truth-h100" if source in MEASURED else ".venv-truth")
 
 
 def short_compilations():
@@ -84,7 +88,7 @@ def measure(build, source, device, jobs, done):
         environment = os.environ | short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
         venv = venv_of(source)
         command = [build / "bin/oomdiag", "run", "--device", device, "--folder", folder, "--no-progress", "--",
-                   venv / "bin/python", HERE / f"{source}_rows.py", file, venv / source]
+                   venv / "bin/python", HERE / f"{'measured' if source in MEASURED else source}_rows.py", file, venv / source]
         with (pathlib.Path(folder) / "said").open("w+") as said:
             run = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
             for line in run.stdout:
@@ -189,9 +193,9 @@ def all_rows():
 
 
 def make_venvs(sources):
-    """One that finds the torch of the build's, with each release of liger-kernel in a folder of its own; and that of the H100's torch."""
+    """One that finds the torch of the build's, with each release of liger-kernel in a folder of its own; and that of the torch of the H100 and the H200."""
     base = ROOT / ".venv"
-    if "h100" in sources and not (venv_of("h100") / "bin/python").exists():
+    if sources & set(MEASURED) and not (venv_of("h100") / "bin/python").exists():
         subprocess.run([base / "bin/python", "-m", "venv", venv_of("h100")], check=True)
         subprocess.run([venv_of("h100") / "bin/python", "-m", "pip", "install", "--quiet", *H100], check=True)
     if not sources & {"liger", "peft"}:

@@ -24,6 +24,11 @@ struct Layout {
 
 const Layout& find_layout(cublasLtMatrixLayout_t layout) { return *reinterpret_cast<const Layout*>(layout); }
 
+/// What a program wants of an algorithm.
+struct Preference {
+  uint64_t workspace_bytes = 0;  ///< at most; none, where it was not said
+};
+
 /// The common side of a product is what the first factor has beside the rows of the result, transposed or not.
 double count_flops(const Layout& first, const Layout& result) {
   if (result.rows == 0) return 0;
@@ -64,6 +69,19 @@ cublasStatus_t check_factors(cublasLtMatrixLayout_t first, cublasLtMatrixLayout_
   const bool is_known = is_multiplied(types[0], capability) && is_multiplied(types[1], capability);
   const bool is_twice_e5m2 = types[0] == CUDA_R_8F_E5M2 && types[1] == CUDA_R_8F_E5M2;
   return is_known && !is_twice_e5m2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/// Bytes of workspace of the best algorithm for this product. On Hopper those of most products want some, as an H200 answered with cuBLAS 13.1
+/// for the products of which cuDNN makes convolutions with a window of 1; small results have other kernels. cuDNN adds 256 bytes, and
+/// PyTorch passes a workspace of its own size. What other GPUs of 2022 and later want is not known.
+size_t find_workspace(const Layout& first, const Layout& result) {
+  constexpr int kHopper = 90;
+  if (compute_capability() != kHopper) return 0;
+  const double less = std::min(result.rows, result.columns);
+  if (first.type == CUDA_R_32F) return less >= 32 ? 144 : 0;
+  const bool is_half = first.type == CUDA_R_16F || first.type == CUDA_R_16BF;
+  const bool is_small = less <= 64 && std::max(result.rows, result.columns) <= 128;
+  return is_half && !is_small ? 16 : 0;
 }
 
 cublasStatus_t submit(cudaStream_t stream) {
@@ -113,14 +131,34 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatr
   return CUBLAS_STATUS_SUCCESS;
 }
 
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete reinterpret_cast<Preference*>(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                                        cublasLtMatmulPreferenceAttributes_t attribute,
+                                                                        const void* value, size_t bytes) {
+  const bool is_workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof(uint64_t);
+  if (is_workspace) std::memcpy(&reinterpret_cast<Preference*>(preference)->workspace_bytes, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t first, cublasLtMatrixLayout_t second,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int requested,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t result, cublasLtMatmulPreference_t preference, int requested,
     cublasLtMatmulHeuristicResult_t* results, int* given) {
   *given = 0;
   if (const cublasStatus_t error = check_factors(first, second)) return error;
   *given = requested > 0;
-  if (*given) results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
+  if (!*given) return CUBLAS_STATUS_SUCCESS;
+  results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
+  const size_t workspace = find_workspace(find_layout(first), find_layout(result));
+  const uint64_t allowed = preference ? reinterpret_cast<Preference*>(preference)->workspace_bytes : 0;
+  if (workspace <= allowed) results[0].workspaceSize = workspace;
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t,

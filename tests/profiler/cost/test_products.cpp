@@ -39,7 +39,7 @@ TEST_CASE("rows of a grouped product multiply the matrix of their group only", "
 TEST_CASE("a convolution in groups has only the products within its groups", "[cost]") {
   const std::string rest = " - - - - i:0 - i:32 > Float:4:8x32x14x14";
   CHECK(products_of(call("convolution", "Float:4:8x32x14x14 Float:4:32x1x3x3" + rest)) ==
-        std::vector<MatrixProduct>{{.batch = 32, .m = 8 * 14 * 14, .n = 1, .k = 9}});
+        std::vector<MatrixProduct>{{.batch = 32, .m = 8 * 14 * 14, .n = 1, .k = 9, .window = 9}});
   const std::string dense = " - - - - i:0 - i:1 > Float:4:8x32x14x14";
   CHECK(flops("convolution", "Float:4:8x32x14x14 Float:4:32x32x3x3" + dense) == int64_t{2} * 8 * 14 * 14 * 32 * 32 * 9);
 }

@@ -49,11 +49,23 @@ TEST_CASE("a product whose last wave is not full takes as long as one that fills
   const DeviceRates device = fast_device();
   OperatorWork full{.kind = WorkKind::matrix_product,
                     .precision = WorkPrecision::fp32,
-                    .products = {{.m = 25600, .n = 128, .k = 4096}}};
+                    .products = {{.m = 25600, .n = 128, .k = 512}}};
   OperatorWork more = full;
   more.products[0].m = 25600 + 256;
   CHECK(peak_time(full, device)->compute_ns < 1.01 * 1e-3 * static_cast<double>(full.flops()));
   CHECK(peak_time(more, device)->compute_ns > 1.2 * peak_time(full, device)->compute_ns);
+  full.products[0].k = more.products[0].k = 8192;  // the inner dimension is cut into parts
+  CHECK(peak_time(more, device)->compute_ns < 1.2 * peak_time(full, device)->compute_ns);
+}
+
+TEST_CASE("a convolution of few channels takes as long as one whose channels fill lines of 128 bytes", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto compute_ns = [&](const std::string& channels, const std::string& window) {
+    const std::string tensors = "Float:4:8x" + channels + "x14x14 Float:4:32x" + channels + "x" + window;
+    return peak_time(work("convolution", tensors + " - - - - i:0 - i:1 > Float:4:8x32x14x14"), device)->compute_ns;
+  };
+  CHECK(compute_ns("3", "3x3") == compute_ns("32", "3x3"));
+  CHECK(compute_ns("3", "1x1") < compute_ns("64", "1x1"));
 }
 
 TEST_CASE("convolutions of float32 run in TF32, products do not", "[cost]") {
@@ -68,15 +80,14 @@ TEST_CASE("convolutions of float32 run in TF32, products do not", "[cost]") {
 
 TEST_CASE("a batch norm of few channels takes as long as one that gives each multiprocessor two", "[cost]") {
   const DeviceRates device = fast_device();
-  const auto channel_ns = [&](const std::string& name, const std::string& shape, const std::string& is_training) {
+  const auto turns_ns = [&](const std::string& name, const std::string& shape, const std::string& is_training) {
     const std::string tensor = "Half:2:" + shape;
-    return peak_time(work(name, tensor + " - - - - i:" + is_training + " > " + tensor), device)->channel_ns;
+    return peak_time(work(name, tensor + " - - - - i:" + is_training + " > " + tensor), device)->turns_ns;
   };
-  CHECK(channel_ns("native_batch_norm", "8x64x100x10", "1") == 8000);
-  CHECK(channel_ns("native_batch_norm", "8x200x100x10", "1") == 8000);
-  CHECK(channel_ns("native_batch_norm", "8x201x100x10", "1") == 16000);
-  CHECK(channel_ns("native_batch_norm", "8x64x100x10", "0") == 0);
-  CHECK(channel_ns("native_layer_norm", "8x64x100x10", "1") == 0);
+  CHECK(turns_ns("native_batch_norm", "8x64x100x10", "1") == 8000);
+  CHECK(turns_ns("native_batch_norm", "8x200x100x10", "1") == 8000);
+  CHECK(turns_ns("native_batch_norm", "8x201x100x10", "1") == 16000);
+  CHECK(turns_ns("native_batch_norm", "8x64x100x10", "0") == 0);
 }
 
 TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are distinguished", "[cost]") {
@@ -90,9 +101,34 @@ TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are distin
   const std::string query = "Float:4:2x4x128x64 ";
   CHECK(family("_scaled_dot_product_efficient_attention", query + query + query + "> " + query) ==
         KernelFamily::fp32_attention);
-  CHECK(family("mm", product) == KernelFamily::usual);
+  CHECK(family("mm", product) == KernelFamily::matrix_product);
   device.capability_major = 9;
-  CHECK(family("mm", product) == KernelFamily::hopper_half_product);
+  CHECK(family("mm", product) == KernelFamily::hopper_product);
+  CHECK(family("mm", "Half:2:64x36 Half:2:36x64 > Half:2:64x64") == KernelFamily::hopper_even_product);
+  CHECK(family("mm", "Half:2:64x33~ Half:2:33x64 > Half:2:64x64") == KernelFamily::hopper_product);
+  CHECK(family("mm", "Half:2:64x64 Half:2:64x33 > Half:2:64x33") == KernelFamily::hopper_odd_product);
+}
+
+TEST_CASE("elements are taken one by one where shapes or dtypes differ or neighbours lie apart", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto family = [&](const std::string& name, const std::string& values) {
+    return family_of(work(name, values), device);
+  };
+  CHECK(family("mul", "Float:4:8x64 Float:4:8x64 > Float:4:8x64") == KernelFamily::elementwise);
+  CHECK(family("mul", "Float:4:8x64 Float:4: > Float:4:8x64") == KernelFamily::elementwise);
+  CHECK(family("mul", "Float:4:8x64 Float:4:8x1 > Float:4:8x64") == KernelFamily::mixed_elementwise);
+  CHECK(family("mul", "Float:4:8x64~ Float:4:8x64 > Float:4:8x64") == KernelFamily::strided_elementwise);
+  CHECK(family("where", "Bool:1:8x64 Float:4:8x64 Float:4:8x64 > Float:4:8x64") == KernelFamily::elementwise);
+  CHECK(family("copy_", "Float:4:8x64 Half:2:8x64 i:0 > Float:4:8x64") == KernelFamily::mixed_copy);
+  CHECK(family("copy_", "Half:2:8x64 Float:4:8x64 i:0 > Half:2:8x64") == KernelFamily::copy);
+  CHECK(work("mul", "Float:4:8x64 Float:4:8x1 > Float:4:8x64").turns == 512);
+  CHECK(work("mul", "Float:4:8x64 Float:4:8x64 > Float:4:8x64").turns == 0);
+}
+
+TEST_CASE("a layer norm takes its rows in turn", "[cost]") {
+  const std::string tensor = "Float:4:8x16x96 ", rows = "Float:4:8x16x1 ";
+  CHECK(work("native_layer_norm", tensor + "- Float:4:96 Float:4:96 - > " + tensor + rows + rows).turns == 128);
+  CHECK(work("native_layer_norm_backward", tensor + tensor + "- " + rows + rows + "> " + tensor).turns == 128);
 }
 
 TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {

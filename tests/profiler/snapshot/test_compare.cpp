@@ -93,6 +93,26 @@ TEST_CASE("another batch size: the first difference is named with both sizes and
   CHECK(found.right_peak_bytes - found.left_peak_bytes == 1_MiB);
 }
 
+TEST_CASE("a run whose workspaces have other sizes is of the same program, one of another batch size is not",
+          "[compare]") {
+  Comparison found;
+  found.blocks.left_events = 1000;
+  found.blocks.right_events = 1004;
+  found.blocks.equal = 950;
+  found.blocks.changed = 50;
+  found.left_peak_bytes = 1000_MiB;
+  found.right_peak_bytes = 1001_MiB;
+  CHECK(found.is_same_program());
+  found.right_peak_bytes = 1020_MiB;
+  CHECK_FALSE(found.is_same_program());
+  found.right_peak_bytes = 1000_MiB;
+  found.blocks.changed = 20;
+  found.blocks.only_left = 30;
+  CHECK_FALSE(found.is_same_program());
+  CHECK_FALSE(compare(run(500, 3_MiB), run(500, 4_MiB), 0).is_same_program());
+  CHECK(compare(run(500, 3_MiB), run(500, 3_MiB), 0).is_same_program());
+}
+
 TEST_CASE("a program that allocates once more differs by that", "[compare]") {
   const Comparison found = compare(run(100, 3_MiB), run(100, 3_MiB, 50), 0);
   CHECK_FALSE(found.is_equal());

@@ -1,13 +1,14 @@
-"""Trainings of 24 programs by four plans, as measured on a real GPU: h100.csv has what an H100 80GB HBM3 gave (driver 580.159.04,
-torch 2.11.0+cu130, transformers 5.17.0, torchvision 0.26.0).
+"""Trainings by four plans, as measured on real GPUs, all with driver 580.159.04, torch 2.11.0+cu130, transformers 5.17.0 and torchvision
+0.26.0: h100.csv has what an H100 80GB HBM3 gave for the first 24 programs, h200.csv what an H200 gave for the next 13. The others wait for one.
 
-    python h100_rows.py > figures.csv                                         # on a real GPU: a line of figures per training
-    oomdiag run --device h100-sxm -- python h100_rows.py ROWS.json UNUSED     # for test_truth.py: a line of JSON per row
+    python measured_rows.py [--plans PLAN,...] [PROGRAM...] > figures.csv         # on a real GPU: a line of figures per training
+    oomdiag run --device h100-sxm -- python measured_rows.py ROWS.json UNUSED     # for test_truth.py: a line of JSON per row
 
 Plans: plain (float32, TF32 where PyTorch allows it by default), bf16 (autocast), checkpoint (each block recomputed) and both. Each
 training runs in a child: its highest allocated and reserved bytes, what the process takes of the device beyond PyTorch's segments, the
 median milliseconds of a step by CUDA events, and of those how many the host took to submit it.
 """
+import argparse
 import csv
 import functools
 import json
@@ -110,7 +111,7 @@ def language_model(config_name, model_name, batch, length, blocks, vocabulary=32
         config = getattr(transformers, config_name)(**settings)
         model = getattr(transformers, model_name)(config)
         tokens = torch.randint(1, min(vocabulary, 32000), (batch, length), device="cuda")
-        return model, blocks, lambda model: model(input_ids=tokens, labels=tokens, **({} if "Bert" in model_name else {"use_cache": False})).loss
+        return model, blocks, lambda model: model(input_ids=tokens, labels=tokens, **({} if "MaskedLM" in model_name else {"use_cache": False})).loss
     return make
 
 
@@ -210,6 +211,200 @@ def encoder(batch):
     return model, ("layers.*",), lambda model: model(x).square().mean()
 
 
+def autoencoder(batch):
+    import torch
+    from torch import nn
+
+    def down(before, after):
+        return nn.Sequential(nn.Conv2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after), nn.LeakyReLU(0.2))
+
+    def up(before, after):
+        return nn.Sequential(nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+
+    model = nn.Sequential(down(3, 64), down(64, 128), down(128, 256), down(256, 512), up(512, 256), up(256, 128), up(128, 64),
+                          nn.ConvTranspose2d(64, 3, 4, stride=2, padding=1))
+    images = torch.randn(batch, 3, 128, 128, device="cuda")
+    return model, ("[0-6]",), lambda model: nn.functional.mse_loss(model(images), images)
+
+
+def volume_unet(batch):
+    import torch
+    from torch import nn
+
+    def block(before, after):
+        return nn.Sequential(nn.Conv3d(before, after, 3, padding=1), nn.InstanceNorm3d(after), nn.LeakyReLU(),
+                             nn.Conv3d(after, after, 3, padding=1), nn.InstanceNorm3d(after), nn.LeakyReLU())
+
+    class UNet(nn.Module):
+        def __init__(self, widths=(32, 64, 128, 256)):
+            super().__init__()
+            self.down = nn.ModuleList(block(a, b) for a, b in zip((1, *widths), widths))
+            self.rise = nn.ModuleList(nn.ConvTranspose3d(a, b, 2, stride=2) for a, b in zip(widths[:0:-1], widths[-2::-1]))
+            self.up = nn.ModuleList(block(2 * width, width) for width in widths[-2::-1])
+            self.last = nn.Conv3d(widths[0], 3, 1)
+
+        def forward(self, x):
+            kept = []
+            for block in self.down:
+                x = block(x)
+                kept.append(x)
+                x = nn.functional.max_pool3d(x, 2) if len(kept) < len(self.down) else x
+            kept.pop()
+            for rise, block in zip(self.rise, self.up):
+                x = block(torch.cat([rise(x), kept.pop()], 1))
+            return self.last(x)
+
+    scans, labels = torch.randn(batch, 1, 96, 96, 96, device="cuda"), torch.randint(3, (batch, 96, 96, 96), device="cuda")
+    return UNet(), ("down.*", "up.*"), lambda model: nn.functional.cross_entropy(model(scans), labels)
+
+
+def point_network(batch):
+    import torch
+    from torch import nn
+
+    class PointNet(nn.Module):
+        def __init__(self, widths=(64, 128, 256, 1024)):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()) for a, b in zip((3, *widths), widths))
+            self.last = nn.Sequential(nn.Linear(widths[-1], 512), nn.ReLU(), nn.Linear(512, 40))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.last(x.max(2)[0])
+
+    points, labels = torch.randn(batch, 3, 4096, device="cuda"), torch.randint(40, (batch,), device="cuda")
+    return PointNet(), ("layers.*",), lambda model: nn.functional.cross_entropy(model(points), labels)
+
+
+def mixer(batch):
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, tokens, width):
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.tokens = nn.Sequential(nn.Linear(tokens, tokens * 2), nn.GELU(), nn.Linear(tokens * 2, tokens))
+            self.channels = nn.Sequential(nn.Linear(width, width * 4), nn.GELU(), nn.Linear(width * 4, width))
+
+        def forward(self, x):
+            x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+            return x + self.channels(self.norm2(x))
+
+    class Mixer(nn.Module):
+        def __init__(self, width=768):
+            super().__init__()
+            self.patches, self.blocks = nn.Conv2d(3, width, 16, stride=16), nn.ModuleList(Block(196, width) for _ in range(12))
+            self.last = nn.Linear(width, 1000)
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).transpose(1, 2)
+            for block in self.blocks:
+                x = block(x)
+            return self.last(x.mean(1))
+
+    images, labels = torch.randn(batch, 3, 224, 224, device="cuda"), torch.randint(1000, (batch,), device="cuda")
+    return Mixer(), ("blocks.*",), lambda model: nn.functional.cross_entropy(model(images), labels)
+
+
+def field_of_light(batch):
+    import torch
+    from torch import nn
+    widths = [60] + [256] * 8
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in zip(widths, widths[1:])), nn.Linear(256, 4))
+    rays, colours = torch.randn(batch, 60, device="cuda"), torch.rand(batch, 4, device="cuda")
+    return model, ("[0-7]",), lambda model: nn.functional.mse_loss(model(rays), colours)
+
+
+def translation(batch):
+    import torch
+    from torch import nn
+
+    class Translation(nn.Module):
+        def __init__(self, vocabulary=16000, width=512):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+            self.transformer = nn.Transformer(width, 8, 6, 6, 2048, batch_first=True)
+
+        def forward(self, source, target):
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device="cuda")
+            return self.head(self.transformer(self.embedding(source), self.embedding(target), tgt_mask=mask))
+
+    source, target = torch.randint(16000, (2, batch, 129), device="cuda")
+    return Translation(), ("transformer.encoder.layers.*", "transformer.decoder.layers.*"), \
+        lambda model: nn.functional.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
+
+
+def dilated_convolutions(batch):
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width, dilation):
+            super().__init__()
+            self.convolution = nn.Conv1d(width, 2 * width, 3, padding=dilation, dilation=dilation)
+            self.output = nn.Conv1d(width, width, 1)
+
+        def forward(self, x):
+            return x + self.output(nn.functional.glu(self.convolution(x), 1))
+
+    model = nn.Sequential(nn.Conv1d(1, 128, 1), *(Block(128, 2 ** (i % 10)) for i in range(20)), nn.Conv1d(128, 256, 1))
+    sound, labels = torch.randn(batch, 1, 16000, device="cuda"), torch.randint(256, (batch, 16000), device="cuda")
+    return model, ("[1-9]", "1[0-9]", "20"), lambda model: nn.functional.cross_entropy(model(sound), labels)
+
+
+def gru(batch):
+    import torch
+    from torch import nn
+
+    class Tagger(nn.Module):
+        def __init__(self, width=512):
+            super().__init__()
+            self.embedding = nn.Embedding(30000, width)
+            self.layers = nn.GRU(width, width, 2, batch_first=True, bidirectional=True)
+            self.head = nn.Linear(2 * width, 64)
+
+        def forward(self, tokens):
+            return self.head(self.layers(self.embedding(tokens))[0])
+
+    tokens, labels = torch.randint(30000, (batch, 256), device="cuda"), torch.randint(64, (batch, 256), device="cuda")
+    return Tagger(), ("head",), lambda model: nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+
+
+def clip(batch):
+    import torch
+    import transformers
+    model = transformers.CLIPModel(transformers.CLIPConfig())
+    images, tokens = torch.randn(batch, 3, 224, 224, device="cuda"), torch.randint(1, 49000, (batch, 77), device="cuda")
+    return model, ("vision_model.encoder.layers.*", "text_model.encoder.layers.*"), \
+        lambda model: model(input_ids=tokens, pixel_values=images, return_loss=True).loss
+
+
+def speech(batch):
+    import torch
+    import transformers
+    model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(apply_spec_augment=False, layerdrop=0.0))
+    sound, labels = torch.randn(batch, 160000, device="cuda"), torch.randint(1, 31, (batch, 60), device="cuda")
+    return model, ("wav2vec2.encoder.layers.*",), lambda model: model(sound, labels=labels).loss
+
+
+def segformer(batch):
+    import torch
+    import transformers
+    model = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(num_labels=20))
+    images, labels = torch.randn(batch, 3, 512, 512, device="cuda"), torch.randint(20, (batch, 512, 512), device="cuda")
+    return model, ("segformer.stages.*.blocks.*", "segformer.encoder.block.*.*"), lambda model: model(pixel_values=images, labels=labels).loss
+
+
+def mvit(batch):
+    import torch
+    import torchvision
+    model = torchvision.models.video.mvit_v2_s(weights=None)
+    clips, labels = torch.randn(batch, 3, 16, 224, 224, device="cuda"), torch.randint(400, (batch,), device="cuda")
+    return model, ("blocks.*",), lambda model: torch.nn.functional.cross_entropy(model(clips), labels)
+
+
 RESNET = ("layer1.*", "layer2.*", "layer3.*", "layer4.*")
 LAYERS = ("model.layers.*",)
 PROGRAMS = {
@@ -242,6 +437,36 @@ PROGRAMS = {
     "lstm": functools.partial(lstm, 64),
     "recommender": functools.partial(recommender, 16384),
     "graph_network": functools.partial(graph_network, 100_000),
+    # The second measurement, of programs that no rule and no fit had seen.
+    "vgg16": image_program("vgg16", 64, 224, ("features.*",)),
+    "efficientnet_b0": image_program("efficientnet_b0", 128, 224, ("features.[1-7].*",)),
+    "shufflenet": image_program("shufflenet_v2_x1_0", 256, 224, ("stage2.*", "stage3.*", "stage4.*")),
+    "mnasnet": image_program("mnasnet1_0", 128, 224, ("layers.*",)),
+    "convnext_base": image_program("convnext_base", 48, 224, ("features.1.*", "features.3.*", "features.5.*", "features.7.*")),
+    "swin_v2_t": image_program("swin_v2_t", 64, 256, ("features.1.*", "features.3.*", "features.5.*", "features.7.*")),
+    "vit_l_16": image_program("vit_l_16", 32, 224, ("encoder.layers.*",)),
+    "wide_resnet50": image_program("wide_resnet50_2", 96, 224, RESNET),
+    "mvit_v2_s": functools.partial(mvit, 8),
+    "opt": language_model("OPTConfig", "OPTForCausalLM", 8, 1024, ("model.decoder.layers.*",), hidden_size=1024, ffn_dim=4096,
+                          num_hidden_layers=12, num_attention_heads=16, word_embed_proj_dim=1024),
+    "gemma2": language_model("Gemma2Config", "Gemma2ForCausalLM", 2, 2048, LAYERS, hidden_size=1024, intermediate_size=4096,
+                             num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=4, head_dim=128, vocab_size=32000),
+    "deberta": language_model("DebertaV2Config", "DebertaV2ForMaskedLM", 16, 512, ("deberta.encoder.layer.*",), hidden_size=768,
+                              intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, vocab_size=32000,
+                              relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=256, share_att_key=True),
+    "llama_long": language_model("LlamaConfig", "LlamaForCausalLM", 1, 8192, LAYERS, hidden_size=1024, intermediate_size=2816,
+                                 num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8, vocab_size=32000),
+    "clip": functools.partial(clip, 96),
+    "wav2vec2": functools.partial(speech, 8),
+    "segformer": functools.partial(segformer, 16),
+    "gru": functools.partial(gru, 128),
+    "autoencoder": functools.partial(autoencoder, 256),
+    "volume_unet": functools.partial(volume_unet, 2),
+    "point_network": functools.partial(point_network, 64),
+    "mixer": functools.partial(mixer, 96),
+    "field_of_light": functools.partial(field_of_light, 262144),
+    "translation": functools.partial(translation, 64),
+    "dilated_convolutions": functools.partial(dilated_convolutions, 16),
 }
 
 
@@ -320,16 +545,26 @@ def main():
     import torchvision  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    if len(sys.argv) == 1:
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        sys.stdout.flush()
-        for program in PROGRAMS:
-            for plan in PLANS:
-                in_child(program, plan, lambda measured: print(measured, file=sys.stderr) if "error" in measured else writer.writerow(measured))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", default=",".join(PLANS))
+    parser.add_argument("programs", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.programs and arguments.programs[0].endswith(".json"):
+        measure_rows(arguments.programs[0])
         return
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    sys.stdout.flush()
+    for program in arguments.programs or PROGRAMS:
+        for plan in arguments.plans.split(","):
+            in_child(program, plan, lambda measured: print({"program": program, "plan": plan, **measured}, file=sys.stderr)
+                     if "error" in measured else writer.writerow(measured))
+
+
+def measure_rows(file):
+    """For test_truth.py."""
     rows = {}
-    for row in json.load(open(sys.argv[1])):
+    for row in json.load(open(file)):
         rows.setdefault((row["program"], row["plan"]), []).append(row)
     for (program, plan), wanted in rows.items():
         def report(measured):
