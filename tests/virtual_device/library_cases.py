@@ -455,5 +455,30 @@ def rnns_take_the_workspaces_that_cudnn_took_on_an_h100():
         expect(not missing, f"{rnn}: no allocation of {missing}")
 
 
+@case(gpu="h200")
+def convolutions_take_the_workspaces_that_cudnn_took_on_an_h200():
+    import torch
+
+    def sizes(weight, *arguments, **options):
+        torch.cuda.memory._record_memory_history(context=None)
+        result = torch.nn.functional.conv2d(*arguments, weight, **options)
+        if weight.requires_grad:
+            torch.autograd.grad(result, weight, torch.ones_like(result))
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return {event["size"] for event in events if event["action"] == "alloc"}
+
+    def tensor(*shape, **options):
+        return torch.zeros(*shape, device="cuda", **options)
+
+    gradients = [(128, 56, 128, 3, 2, 1, 265749159), (512, 7, 512, 3, 1, 1, 43778799), (512, 28, 256, 1, 2, 0, 239600271)]
+    for channels, size, outputs, window, stride, padding, workspace in gradients:  # blocks share tiles; the flags beside them are estimated
+        taken = sizes(tensor(outputs, channels, window, window, requires_grad=True), tensor(128, channels, size, size), stride=stride, padding=padding)
+        expect(any(abs(bytes - workspace) < 512 for bytes in taken), f"{channels} channels: no allocation of {workspace} bytes among {taken}")
+    for dtype, workspace in ((torch.float32, 400), (torch.bfloat16, 272)):  # a product of cuBLASLt
+        taken = sizes(tensor(128, 256, 1, 1, dtype=dtype), tensor(128, 256, 56, 56, dtype=dtype))
+        expect(workspace in taken, f"{dtype}: no allocation of {workspace} bytes among {taken}")
+
+
 if __name__ == "__main__":
     main()

@@ -2,10 +2,12 @@
 
 #include <cudnn.h>
 
+#include <optional>
 #include <span>
 #include <unordered_map>
 
 #include "extension/virtual_device/dnn/amount.h"
+#include "extension/virtual_device/dnn/shared_tiles.h"
 #include "extension/virtual_device/driver/locks.h"
 
 namespace oomdiag {
@@ -26,6 +28,8 @@ class Descriptors {
   void pass_on(cudnnBackendDescriptor_t from, std::span<const cudnnBackendDescriptor_t> found);
 
   Amount amount(cudnnBackendDescriptor_t descriptor) const;
+  /// Of what computes one convolution without groups, or one of its gradients, and nothing else.
+  std::optional<ConvolutionProduct> product(cudnnBackendDescriptor_t descriptor) const;
 
  private:
   struct Entry {
@@ -33,12 +37,15 @@ class Descriptors {
     Tensor tensor{};            ///< of a tensor
     bool is_in_memory = true;   ///< a tensor that is neither passed on in registers nor given by value
     Tensor factor{}, result{};  ///< of an operation: the two that say how much it computes
+    Tensor image{};             ///< of a convolution: its input, or the gradient of that
     Amount amount{};            ///< of the parts that were set so far
+    std::optional<ConvolutionProduct> product{};
   };
 
   static void set_in_tensor(Entry& tensor, cudnnBackendAttributeName_t attribute, int64_t count, const void* elements);
   static void add_part(Entry& whole, cudnnBackendAttributeName_t attribute, const Entry& part);
   static Amount total(const Entry& entry);
+  static std::optional<ConvolutionProduct> product_of(const Entry& entry);
 
   mutable LibraryLock lock_;
   std::unordered_map<cudnnBackendDescriptor_t, Entry> entries_;

@@ -36,6 +36,7 @@
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/open.h"
 #include "extension/virtual_device/dnn/real.h"
+#include "extension/virtual_device/dnn/shared_tiles.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/entry_point.h"
@@ -79,6 +80,21 @@ cudnnStatus_t attach_description(cudnnBackendDescriptor_t descriptor, cudnnBacke
   cudnnBackendDescriptor_t description = nullptr;
   if (const auto error = find_description(ordinal, &description)) return error;
   return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &description);
+}
+
+/// What the plan wants where it runs, for what cuDNN says of a GPU that is only described. Seen on an H200 only, which has as many
+/// multiprocessors as an H100.
+int64_t workspace_of_plan(cudnnBackendDescriptor_t plan, int64_t bytes) {
+  constexpr int kHopper = 9, kMultiprocessors = 132;
+  CUdevice device = 0;
+  int major = 0, multiprocessors = 0;
+  BlockShape block;
+  const auto product = descriptors.product(plan);
+  if (!product || cuCtxGetDevice(&device)) return bytes;
+  cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+  cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+  if (major != kHopper || multiprocessors != kMultiprocessors || !read_block_shape(plan, &block)) return bytes;
+  return find_workspace_of_shared_tiles(*product, block, bytes);
 }
 
 /// Whether cuDNN cannot be asked about `descriptor` without a GPU.
@@ -180,6 +196,11 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescripto
       oomdiag::is_answered_here(descriptor)
           ? oomdiag::answer_choice(attribute, requested, count, elements)
           : OOMDIAG_REAL(cudnnBackendGetAttribute)(descriptor, attribute, type, requested, count, elements);
+  if (attribute == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && result == CUDNN_STATUS_SUCCESS && elements &&
+      !oomdiag::is_answered_here(descriptor)) {
+    auto* const bytes = static_cast<int64_t*>(elements);
+    *bytes = oomdiag::workspace_of_plan(descriptor, *bytes);
+  }
   if (attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS && result == CUDNN_STATUS_SUCCESS && elements && count) {
     oomdiag::descriptors.pass_on(descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements),
                                               static_cast<size_t>(std::min(requested, *count))});
