@@ -23,6 +23,8 @@ constexpr Tile kTiles[] = {{256, 128, 1}, {128, 128, 0.95}, {128, 64, 0.8}, {64,
 constexpr int64_t kLeastOfSplit = 512;  ///< of the inner dimension, that each part of a split product has
 constexpr int64_t kMostSplits = 16;
 
+bool is_hopper(const DeviceRates& rates) { return rates.capability_major == 9; }
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// FLOPs that the multiprocessors could have done in the time in which they do this product, in `splits` parts of its inner dimension.
@@ -57,7 +59,7 @@ int64_t rate_of(const OperatorWork& work, const DeviceRates& rates) {
   return rates.flops[static_cast<size_t>(work.precision)];
 }
 
-/// The channels of a convolution without groups fill whole lines of 128 bytes for each place of the window.
+/// On Hopper the channels of a convolution without groups fill whole lines of 128 bytes for each place of the window.
 MatrixProduct fill_lines(MatrixProduct product, WorkPrecision precision) {
   const int64_t of_line = precision == WorkPrecision::fp32 ? 32 : 64;
   if (product.window > 1 && product.batch == 1)
@@ -73,7 +75,8 @@ double counted_flops(const OperatorWork& work, const DeviceRates& rates) {
   if (!has_tiles) return static_cast<double>(work.flops()) * (work.is_causal ? 0.5 : 1);
   double sum = 0;
   for (const MatrixProduct& product : work.products)
-    sum += flops_in_waves(fill_lines(product, work.precision), std::max(rates.multiprocessors, 1));
+    sum += flops_in_waves(is_hopper(rates) ? fill_lines(product, work.precision) : product,
+                          std::max(rates.multiprocessors, 1));
   return sum;
 }
 
@@ -98,16 +101,16 @@ KernelFamily by_order(ElementOrder order, KernelFamily plain, KernelFamily mixed
   return order == ElementOrder::mixed ? mixed : strided;
 }
 
-KernelFamily product_family(const OperatorWork& work, bool is_hopper) {
-  if (!is_hopper || !is_half(work)) return KernelFamily::matrix_product;
+KernelFamily product_family(const OperatorWork& work, bool on_hopper) {
+  if (!on_hopper || !is_half(work)) return KernelFamily::matrix_product;
   if (work.alignment == 8) return KernelFamily::hopper_product;
   return work.alignment > 1 ? KernelFamily::hopper_even_product : KernelFamily::hopper_odd_product;
 }
 
-KernelFamily convolution_family(const OperatorWork& work, bool is_hopper) {
+KernelFamily convolution_family(const OperatorWork& work, bool on_hopper) {
   using enum KernelFamily;
   const bool is_pointwise = work.window == 1;
-  if (!is_hopper || (!is_half(work) && work.precision != WorkPrecision::fp32))
+  if (!on_hopper || (!is_half(work) && work.precision != WorkPrecision::fp32))
     return backward_if(work, convolution, convolution_backward);
   if (is_half(work)) {
     return is_pointwise ? backward_if(work, hopper_half_pointwise, hopper_half_pointwise_backward)
@@ -127,10 +130,10 @@ KernelFamily depthwise_family(const OperatorWork& work) {
   return work.precision == WorkPrecision::bf16 ? wide_bf16_depthwise_backward : wide_depthwise_backward;
 }
 
-KernelFamily attention_family(const OperatorWork& work, bool is_hopper) {
+KernelFamily attention_family(const OperatorWork& work, bool on_hopper) {
   using enum KernelFamily;
   if (work.precision == WorkPrecision::fp32) return backward_if(work, fp32_attention, fp32_attention_backward);
-  if (is_hopper && is_half(work)) return backward_if(work, hopper_attention, hopper_attention_backward);
+  if (on_hopper && is_half(work)) return backward_if(work, hopper_attention, hopper_attention_backward);
   return backward_if(work, attention, attention_backward);
 }
 
@@ -158,22 +161,21 @@ double nanoseconds(double amount, int64_t per_second) { return 1e9 * amount / st
 
 KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
   using enum KernelFamily;
-  constexpr int kHopper = 9;
-  const bool is_hopper = rates.capability_major == kHopper;
+  const bool on_hopper = is_hopper(rates);
   switch (work.kind) {
     case WorkKind::matrix_product:
-      return product_family(work, is_hopper);
+      return product_family(work, on_hopper);
     case WorkKind::fp32_product:
       return fp32_product;
     case WorkKind::convolution:
-      return convolution_family(work, is_hopper);
+      return convolution_family(work, on_hopper);
     case WorkKind::grouped_convolution:
-      return is_hopper ? backward_if(work, hopper_grouped_convolution, hopper_grouped_convolution_backward)
+      return on_hopper ? backward_if(work, hopper_grouped_convolution, hopper_grouped_convolution_backward)
                        : backward_if(work, grouped_convolution, grouped_convolution_backward);
     case WorkKind::depthwise_convolution:
       return depthwise_family(work);
     case WorkKind::attention:
-      return attention_family(work, is_hopper);
+      return attention_family(work, on_hopper);
     case WorkKind::rnn:
       return backward_if(work, rnn, rnn_backward);
     case WorkKind::elementwise:
