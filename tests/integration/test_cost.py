@@ -62,6 +62,13 @@ marker.step()
 """
 
 
+ORDERS = """
+import torch
+a, b = torch.ones(64, 32, device="cuda"), torch.ones(32, device="cuda")
+a * a, a * b, a.t() * 2, torch.mm(a, a.t()), a.half()
+"""
+
+
 class Base(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-cost"))
@@ -79,10 +86,13 @@ class Base(unittest.TestCase):
     def report(self):
         return json.loads((self.folder / "report.json").read_text())
 
-    def flops_by_step(self):
+    def work_rows(self):
         run = next(self.folder.glob("oomdiag-*"))
+        return list(csv.DictReader(self.oomdiag("export", run, "--to", "work", "-o", "-").stdout.splitlines()))
+
+    def flops_by_step(self):
         sums = collections.Counter()
-        for row in csv.DictReader(self.oomdiag("export", run, "--to", "work", "-o", "-").stdout.splitlines()):
+        for row in self.work_rows():
             sums[int(row["step"])] += int(row["flops"]) * int(row["calls"])
             self.assertEqual(row["metered"], "1", row)
         return sums
@@ -123,6 +133,15 @@ class Quick(Base):
         self.assertLess(work["step_time_low_ns"], work["step_time_ns"])
         self.assertLess(work["step_time_ns"], work["step_time_high_ns"])
         self.assertIn("step time", done.stderr)
+
+    def test_operators_have_the_shapes_of_their_tensors_and_a_family_by_how_these_lie(self):
+        self.run_program("-c", ORDERS)
+        found = {(row["operator"], row["inputs"]): row["family"] for row in self.work_rows()}
+        self.assertEqual(found["aten::mul", "Float 64x32, Float 64x32"], "elementwise")
+        self.assertEqual(found["aten::mul", "Float 64x32, Float 32"], "mixed_elementwise")
+        self.assertEqual(found["aten::mul", "Float 32x64~, Long"], "strided_elementwise")
+        self.assertEqual(found["aten::mm", "Float 64x32, Float 32x64~"], "fp32_product")
+        self.assertEqual(found["aten::copy_", "Half 64x32, Float 64x32"], "copy")
 
     def test_a_device_file_of_ones_own_has_rates_of_its_own(self):
         file = json.loads((DEVICES / "a100-80.json").read_text())
