@@ -14,10 +14,11 @@ inline constexpr char kWorkFile[] = "work";
 ///   step TAB phase TAB module TAB operator TAB calls TAB inputs '>' outputs
 ///
 /// where `module` is the id of a name in the trace, and values lie apart by blanks: a tensor "Float:4:8x3x14x14" (dtype, bytes of an
-/// element, shape; "@host" after it where it is not on a GPU, "~" where elements that are neighbours in its last dimension lie apart in memory), a list of tensors "list:dtype:count:bytes:elements of those with two
-/// dimensions and more", a number or bool "i:5", bools "m:110", anything else "-". A collective is the operator "nccl::all_reduce", as
-/// ProcessGroupNCCL calls it, whose inputs are its tensors, the ranks of its group, the distance between two of them (-1: that of the whole job), and whether the
-/// next operator waits for it. In a job the second line has the ranks of a host, and the links that the command line names:
+/// element, shape; "@host" after it where it is not on a GPU, "~" where elements that are neighbours in its last dimension lie apart in
+/// memory), a list of tensors "list:dtype:count:bytes:elements of those with two dimensions and more", a number or bool "i:5", bools
+/// "m:110", anything else "-". A collective is the operator "nccl::all_reduce", as ProcessGroupNCCL calls it, whose inputs are its tensors,
+/// the ranks of its group, the distance between two of them (-1: that of the whole job), and whether the next operator waits for it. In a
+/// job the second line has the ranks of a host, and the links that the command line names:
 ///
 ///   job TAB 8 nvlink,rdma
 ///

@@ -158,6 +158,14 @@ std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
   return ChannelBlocks{.channels = input->values[1], .elements = elements / input->values[1], .of_cudnn = is_cudnn};
 }
 
+std::vector<const WorkValue*> inputs_and_outputs(const MeteredOperator& metered) {
+  std::vector<const WorkValue*> all;
+  for (const auto* values : {&metered.inputs, &metered.outputs}) {
+    for (const WorkValue& value : *values) all.push_back(&value);
+  }
+  return all;
+}
+
 int64_t elements_of(const WorkValue& value) {
   if (!value.is_tensor()) return 0;
   int64_t elements = 1;
@@ -167,9 +175,7 @@ int64_t elements_of(const WorkValue& value) {
 
 int64_t most_elements(const MeteredOperator& metered) {
   int64_t most = 0;
-  for (const auto* values : {&metered.inputs, &metered.outputs}) {
-    for (const WorkValue& value : *values) most = std::max(most, elements_of(value));
-  }
+  for (const WorkValue* value : inputs_and_outputs(metered)) most = std::max(most, elements_of(*value));
   return most;
 }
 
@@ -183,14 +189,12 @@ bool is_quick_cast(const MeteredOperator& metered) {
 ElementOrder order_of(const MeteredOperator& metered) {
   const WorkValue* first = nullptr;
   bool is_mixed = false;
-  for (const auto* values : {&metered.inputs, &metered.outputs}) {
-    for (const WorkValue& value : *values) {
-      if (value.on_host || elements_of(value) < 2) continue;
-      if (value.strided) return ElementOrder::strided;
-      if (first == nullptr) first = &value;
-      const bool is_other_dtype = value.dtype != first->dtype && value.dtype != "Bool" && first->dtype != "Bool";
-      is_mixed = is_mixed || value.values != first->values || (is_other_dtype && !is_quick_cast(metered));
-    }
+  for (const WorkValue* value : inputs_and_outputs(metered)) {
+    if (value->on_host || elements_of(*value) < 2) continue;
+    if (value->strided) return ElementOrder::strided;
+    if (first == nullptr) first = value;
+    const bool is_other_dtype = value->dtype != first->dtype && value->dtype != "Bool" && first->dtype != "Bool";
+    is_mixed = is_mixed || value->values != first->values || (is_other_dtype && !is_quick_cast(metered));
   }
   return is_mixed ? ElementOrder::mixed : ElementOrder::plain;
 }
@@ -200,12 +204,10 @@ int64_t power_of_two_in(int64_t length) { return length == 0 ? 8 : std::min<int6
 /// Matrices are read in pieces of so many elements as divide their rows; the rows of a transposed one are its columns.
 int64_t alignment_of(const MeteredOperator& metered) {
   int64_t alignment = 8;
-  for (const auto* values : {&metered.inputs, &metered.outputs}) {
-    for (const WorkValue& value : *values) {
-      const size_t dimensions = value.is_tensor() ? value.values.size() : 0;
-      if (dimensions < 2) continue;
-      alignment = std::min(alignment, power_of_two_in(value.values[dimensions - (value.strided ? 2 : 1)]));
-    }
+  for (const WorkValue* value : inputs_and_outputs(metered)) {
+    const size_t dimensions = value->is_tensor() ? value->values.size() : 0;
+    if (dimensions < 2) continue;
+    alignment = std::min(alignment, power_of_two_in(value->values[dimensions - (value->strided ? 2 : 1)]));
   }
   return alignment;
 }
@@ -213,10 +215,8 @@ int64_t alignment_of(const MeteredOperator& metered) {
 /// native_layer_norm(input, normalized_shape, weight, …) and its backward, whose statistics have an element for each row.
 int64_t rows_of_layer_norm(const MeteredOperator& metered) {
   int64_t fewest = most_elements(metered);
-  for (const auto* values : {&metered.inputs, &metered.outputs}) {
-    for (const WorkValue& value : *values) {
-      if (value.values.size() > 1 && elements_of(value) > 0) fewest = std::min(fewest, elements_of(value));
-    }
+  for (const WorkValue* value : inputs_and_outputs(metered)) {
+    if (value->values.size() > 1 && elements_of(*value) > 0) fewest = std::min(fewest, elements_of(*value));
   }
   return fewest;
 }

@@ -59,9 +59,8 @@ struct OperatorWork {
   std::optional<ChannelBlocks> channel_blocks{};
   int64_t turns = 0;  ///< rows that it normalizes or adds up, or elements that it takes one by one
   ElementOrder order = ElementOrder::plain;
-  int64_t alignment =
-      8;  ///< of products: the largest power of two up to 8 that divides the rows of all matrices in memory
-  int64_t window = 1;  ///< elements of a convolution's window
+  int64_t alignment = 8;  ///< of products: the largest power of two up to 8 that divides all rows in memory
+  int64_t window = 1;     ///< elements of a convolution's window
   bool is_layer_norm = false;
   bool scatters = false;   ///< writes where an index says
   bool is_causal = false;  ///< attention whose later positions are hidden from earlier ones by a flag

@@ -155,6 +155,8 @@ constexpr Form kForms[] = {
 #undef OOMDIAG_FAMILY
 };
 
+static_assert(std::size(kTimeCoefficients) == std::size(kForms), "scripts/fit_time_model writes those of all families");
+
 double nanoseconds(double amount, int64_t per_second) { return 1e9 * amount / static_cast<double>(per_second); }
 
 }  // namespace

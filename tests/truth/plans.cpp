@@ -63,9 +63,9 @@ class Descriptor {
   }
   /// Up to `most` descriptors of one type.
   std::vector<Descriptor> get(cudnnBackendAttributeName_t name, cudnnBackendDescriptorType_t type, int64_t most) const {
-    std::vector<Descriptor> all(static_cast<size_t>(most), Descriptor(type));
+    std::vector<Descriptor> all;
     std::vector<cudnnBackendDescriptor_t> raw;
-    for (Descriptor& one : all) raw.push_back((one = Descriptor(type)).descriptor_);
+    for (int64_t i = 0; i < most; ++i) raw.push_back(all.emplace_back(type).descriptor_);
     int64_t count = 0;
     check(cudnnBackendGetAttribute(descriptor_, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, most, &count, raw.data()), "get");
     all.erase(all.begin() + std::min(count, most), all.end());

@@ -84,6 +84,12 @@ size_t find_workspace(const Layout& first, const Layout& result) {
   return is_half && !is_small ? 16 : 0;
 }
 
+/// Keeps the value of an attribute, if it has the size of what is kept.
+template <typename Kept>
+void keep(Kept* kept, const void* value, size_t bytes) {
+  if (bytes == sizeof(Kept)) std::memcpy(kept, value, bytes);
+}
+
 cublasStatus_t submit(cudaStream_t stream) {
   const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL);
   return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
@@ -124,10 +130,9 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLay
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                                     cublasLtMatrixLayoutAttribute_t attribute,
                                                                     const void* value, size_t bytes) {
-  const bool is_type = attribute == CUBLASLT_MATRIX_LAYOUT_TYPE && bytes == sizeof(uint32_t);
-  if (is_type) std::memcpy(&reinterpret_cast<Layout*>(layout)->type, value, bytes);
-  const bool is_batch = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof(int32_t);
-  if (is_batch) std::memcpy(&reinterpret_cast<Layout*>(layout)->batch, value, bytes);
+  auto* const kept = reinterpret_cast<Layout*>(layout);
+  if (attribute == CUBLASLT_MATRIX_LAYOUT_TYPE) keep(&kept->type, value, bytes);
+  if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) keep(&kept->batch, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -142,8 +147,8 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmu
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                                         cublasLtMatmulPreferenceAttributes_t attribute,
                                                                         const void* value, size_t bytes) {
-  const bool is_workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof(uint64_t);
-  if (is_workspace) std::memcpy(&reinterpret_cast<Preference*>(preference)->workspace_bytes, value, bytes);
+  auto* const kept = reinterpret_cast<Preference*>(preference);
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) keep(&kept->workspace_bytes, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
