@@ -260,7 +260,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
                                                                    : is_kept_by_one_graph(facts, *growth);
   if (!retained) return {};
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
-  const std::string_view keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
+  const std::string keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
