@@ -38,7 +38,8 @@ namespace oomdiag {
 ///                                                                           group; address 0: the group that the OOM before was for
 /// referrer          storage            of the tensor      name: variable    what refers to the tensor as the interpreter ends: "list
 ///                                                                           'history' in train.py"; call_id: how many autograd nodes
-///                                                                           it keeps that none of the referrers before does;
+///                                                                           it keeps that none of the referrers before does, of a
+///                                                                           tensor in a graph at least 1;
 ///                                                                           node_sequence: name of the tensor's shape, or 0;
 ///                                                                           address 0: the search for them begins
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "extension/python_symbols.h"
@@ -162,7 +163,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   ++written_;
 }
 
-// That this tensor keeps and no tensor before it did.
+// That this tensor keeps and no tensor before it did; of a tensor in a graph at least its own.
 uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
   const size_t before = nodes_.size();
   std::vector<const torch::autograd::Node*> waiting{root};
@@ -172,7 +173,8 @@ uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
     if (node == nullptr || !nodes_.insert(node).second) continue;
     for (const auto& edge : node->next_edges()) waiting.push_back(edge.function.get());
   }
-  return static_cast<uint32_t>(nodes_.size() - before);
+  const size_t found = nodes_.size() - before;
+  return static_cast<uint32_t>(root == nullptr ? 0 : std::max<size_t>(1, found));
 }
 
 // From the variable to the tensor; what is only an item of a container is called by that.

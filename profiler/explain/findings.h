@@ -86,6 +86,14 @@ struct BatchModel {
 /// Growth that fills the device only after so many steps more is not worth a word in the headline: 16 KiB per step on 16 GiB.
 inline constexpr int64_t kDistantSteps = 1'000'000;
 
+/// A reason, and the fixes with its cure.
+struct Advice {
+  Reason reason{};
+  std::vector<Fix> fixes{};
+
+  bool operator==(const Advice&) const = default;
+};
+
 /// What is to be said about one GPU.
 struct Findings {
   std::optional<Cause> cause{};  ///< none unless it ran out of memory
@@ -103,6 +111,8 @@ struct Findings {
   std::optional<BatchModel> batch{};
   std::vector<Fix> fixes{};
   std::optional<Reason> reason{};  ///< what of the program is behind the cause, where that is known
+  /// Of fragmentation: what takes the place of both where a complete run shows that the step does not fit even if all is packed.
+  std::optional<Advice> if_too_large{};
 
   bool operator==(const Findings&) const = default;
 };

@@ -211,6 +211,7 @@ constexpr FixRow kFixes[] = {
      .label = "autocast without its weight cache",
      .group = "autocast",
      .cures_reason = true},
+    {.id = "autocast_with_cache", .label = "autocast with its weight cache", .group = "autocast", .cures_reason = true},
     {.id = "fused_or_single",
      .label = "a fused optimizer, or one parameter after the other",
      .group = "optimizer",

@@ -167,6 +167,16 @@ bool Growth::has(const Where& made) const {
   });
 }
 
+namespace {
+
+/// Whether so many nodes may be those of all its steps: in each of them about one for each of its places.
+bool leads_to_all_steps(const Growth& growth, int64_t nodes) {
+  const int64_t steps = int64_t{growth.last_step} - growth.first_step;
+  return nodes * 4 >= steps * static_cast<int64_t>(growth.place_count) * 3;
+}
+
+}  // namespace
+
 void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
   for (Growth& growth : growths) {
     VariableCounts nodes, tensors;
@@ -181,7 +191,8 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
     // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
     // variable that has those of the last step only does not keep the others.
-    if (growth.kind == GrowthKind::retained_graph) growth.referrer = nodes.most();
+    if (growth.kind == GrowthKind::retained_graph && leads_to_all_steps(growth, nodes.count_of_most()))
+      growth.referrer = nodes.most();
     const bool are_most = growth.kind == GrowthKind::growing_buffer || found * 2 >= blocks;
     if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();
   }

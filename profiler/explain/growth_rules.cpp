@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -141,9 +142,35 @@ Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
                   "kept.append(gradient.detach())  # or keep it without its graph"}};
 }
 
+/// Attributes of objects whose tensors are in a graph as the program ends: states that one step hands to the next.
+std::vector<std::string_view> list_attributes_in_graphs(const ReasonFacts& facts) {
+  constexpr size_t kMost = 2;
+  std::vector<std::string_view> names;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string_view name = variable_name(one.variable);
+    const bool is_state = one.nodes > 0 && one.variable.starts_with("attribute ") && module_of(&one).empty();
+    if (is_state && names.size() < kMost && name.find('[') == name.npos) names.push_back(name);
+  }
+  return names;
+}
+
 std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth) {
-  if (!growth.is_collected()) return {"total += loss.item()  # of a tensor: loss.detach()"};
-  std::vector<std::string> lines{"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"};
+  const std::string_view name = variable_name(growth.referrer);
+  if (!growth.is_collected()) {
+    std::vector<std::string> lines;
+    for (const std::string_view state : list_attributes_in_graphs(facts))
+      lines.push_back(fmt::format("{0} = {0}.detach()  # before the next step uses it", state));
+    constexpr int64_t kScalar = 8;
+    const auto kept = std::ranges::find(facts.device.referrers, growth.referrer, &Referrer::variable);
+    const bool is_tensor = kept != facts.device.referrers.end() && kept->bytes > kScalar;
+    if (lines.empty() && is_tensor) lines.push_back(fmt::format("{0} = {0}.detach()  # at the end of the step", name));
+    if (lines.empty())
+      lines.push_back(fmt::format("{} += loss.item()  # of a tensor: loss.detach()", name.empty() ? "total" : name));
+    return lines;
+  }
+  const bool is_list = growth.referrer.starts_with("list ") || growth.referrer.starts_with("deque ");
+  std::vector<std::string> lines{fmt::format(
+      "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
   if (facts.device.attribution.backward_bytes == 0)
     lines.emplace_back(
         "loss.backward()  # in the loop, if these are losses to be added: gradients add up, as of the sum");
@@ -165,9 +192,17 @@ bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
 /// The line to write where the program keeps it, by the name that it has there.
 std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const std::string_view name = variable_name(referrer);
+  if (referrer.starts_with(kCacheOfResults))
+    return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
+                       name);
   const std::string_view kept = name.empty() ? "kept" : name;
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
+  if (const size_t module = name.find("._modules["); module != name.npos) {
+    const std::string_view models = name.substr(0, std::min(module, name.find('[')));
+    return fmt::format(
+        "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
+  }
   if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
   if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
@@ -243,9 +278,8 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (sum_category(facts, Category::gradient).count == 0) return differentiated_again(facts, *growth);
   return Reason{
       .id = {},
-      .text = fmt::format(
-          "backward(create_graph=True){}: each parameter and its gradient keep one another and the graph, {}",
-          at(growth->held), growing_text(*growth)),
+      .text = fmt::format("backward(create_graph=True){}: tensors and their .grad keep one another and the graph, {}",
+                          at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
       .fix = "stop_growth",
       .how = {"gradients = torch.autograd.grad(loss, model.parameters(), create_graph=True)  # in place of backward()",
@@ -261,12 +295,15 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   if (!retained) return {};
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
   const std::string keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
-  return Reason{
-      .id = {},
-      .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
-      .bytes = growth->grown_bytes,
-      .fix = "stop_growth",
-      .how = lines_for_graphs(facts, *growth)};
+  const std::vector<std::string_view> states =
+      growth->is_collected() ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
+  const std::string handed = states.empty() ? "" : fmt::format("; {} hands it to the next", fmt::join(states, ", "));
+  return Reason{.id = {},
+                .text = fmt::format("{} keeps the graph of each step{}, {}{}", keeps, at(growth->held),
+                                    growing_text(*growth), handed),
+                .bytes = growth->grown_bytes,
+                .fix = "stop_growth",
+                .how = lines_for_graphs(facts, *growth)};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
@@ -351,11 +388,15 @@ Found find_output_on_context(const ReasonFacts& facts) {
   int64_t all = 0, of_function = 0;
   const std::string_view name = growth->held.op;
   const bool is_function = !name.empty() && !contains(name, "::") && growth->held.node.empty();
+  // Without a backward pass the node is still there, and with it what it saved.
+  const bool has_no_holder = facts.device.looked_for_referrers && growth->referrer.empty();
   for (const Growth& one : facts.growths) {
     all += one.bytes_per_step;
     of_function += one.held.op == name ? one.bytes_per_step : 0;
   }
-  if (!is_function || growth->kind != GrowthKind::kept_tensors || of_function * 5 < all * 4) return {};
+  const bool stays =
+      growth->kind == GrowthKind::kept_tensors || (growth->kind == GrowthKind::retained_graph && has_no_holder);
+  if (!is_function || !stays || of_function * 5 < all * 4) return {};
   return Reason{
       .id = {},
       .text = fmt::format("what {} makes{} stays after each step, {}: an output that is put on ctx keeps its node, "
@@ -398,22 +439,33 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
 Found find_collected_results(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
   if (leading_growth(facts) != nullptr) return {};
-  std::map<std::string_view, Share> held;
+  const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  std::map<std::string_view, Share> held;  // by the name of the container
   for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.pending_free || is_of_models(block.category) || block.made.source.empty()) continue;
     const Referrer* referrer = facts.referrers.find(block);
-    if (referrer != nullptr && referrer->variable.starts_with("list ")) held[referrer->variable].add(block);
+    if (referrer == nullptr || !is_container(fold_subscripts(referrer->variable)) || !module_of(referrer).empty())
+      continue;
+    const bool is_list = referrer->variable.starts_with("list ");
+    const bool may_be_data =
+        block.phase == Phase::setup || weights.contains(block.requested_bytes) || is_copy(block.made.op);
+    if (!is_list && may_be_data) continue;
+    const std::string_view name = variable_name(referrer->variable);
+    held[name.substr(0, name.find('['))].add(block);
   }
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == held.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.4)) return {};
-  const auto& [variable, share] = *most;
+  const auto& [name, share] = *most;
+  const std::string variable = fold_subscripts(facts.referrers.find(*share.largest)->variable);
+  const bool is_list = variable.starts_with("list ");
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "results_to_host",
-      .how = {fmt::format("{}.append(output.cpu())  # or of each only what is used: topk, a mean, an index",
-                          variable_name(variable))}};
+      .how = {fmt::format(
+          "{}  # or of each only what is used: topk, a mean, an index",
+          is_list ? fmt::format("{}.append(output.cpu())", name) : fmt::format("{}[…] = output.cpu()", name))}};
 }
 
 }  // namespace oomdiag

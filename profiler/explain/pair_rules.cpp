@@ -82,7 +82,7 @@ int64_t bytes_of_result(const ReasonFacts& facts, const OutOfMemory& failed) {
 Where find_first_alike(const ReasonFacts& facts, int64_t result_bytes) {
   const auto& step = facts.device.step_allocations.blocks;
   const auto first = std::ranges::find_if(step, [&](const StepAllocation& block) {
-    return block.is_of_step() && is_of_as_many(block.bytes, result_bytes);
+    return block.is_of_step() && is_of_as_many(block.requested_bytes, result_bytes);
   });
   return first == step.end() ? Where{} : first->made;
 }
@@ -217,6 +217,13 @@ bool broadcasts(const Where& where) {
 bool gathers(const Where& where) {
   return any_op(where, {"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::repeat",
                         "aten::repeat_interleave"});
+}
+
+/// What layers of networks make.
+bool makes_layer(const Where& where) {
+  return where.op.find("conv") != where.op.npos || where.op.find("norm") != where.op.npos ||
+         any_op(where, {"aten::linear", "aten::addmm", "aten::relu", "aten::silu", "aten::gelu", "aten::embedding",
+                        "aten::dropout", "aten::softmax", "aten::scaled_dot_product_attention"});
 }
 
 bool enlarges(const Where& where) {
@@ -382,8 +389,18 @@ Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) 
                   : find_factors(expansion.others, factor);
 }
 
+/// The shape of what lives of as many elements, where it is known and has two dimensions of many rows.
+std::vector<int64_t> find_shape_alike(const Expansion& expansion) {
+  for (const LiveBlock* block : expansion.alike) {
+    std::vector<int64_t> shape = parse_shape(block->shape);
+    if (std::ranges::count_if(shape, [](int64_t size) { return size >= kManyRows; }) >= 2) return shape;
+  }
+  return {};
+}
+
 /// By shapes where these are known; of what was requested, else of what lives of as many elements.
 Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool of_product) {
+  const std::vector<int64_t> known = find_shape_alike(expansion);
   std::vector<int64_t> sizes{requested_bytes(facts)};
   for (const LiveBlock* block : expansion.alike) {
     if (std::ranges::find(sizes, block->requested_bytes) == sizes.end()) sizes.push_back(block->requested_bytes);
@@ -392,7 +409,12 @@ Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool 
     Square square = factor_shapes(facts, bytes, of_product);
     if (square.text.empty()) square = factor_sizes(expansion, bytes, of_product);
     if (square.text.empty() && of_product) square = factor_tables(facts, bytes);
-    if (!square.text.empty()) return square;
+    if (square.text.empty()) continue;
+    if (!known.empty()) {
+      square.text = "the result is " + text_of(known);
+      square.has_width = known.size() > 2;
+    }
+    return square;
   }
   return {};
 }
@@ -429,9 +451,23 @@ std::vector<std::string> lines_for_pairs(const Square& square, const Where& wher
 
 const std::vector<std::string> kLinesForRows = {
     "for part in index.split(1024): f(x[part])  # and reduce each part, or .cpu(), before the next",
-    "x.expand(beams, -1, -1)  # in place of repeat(): a view"};
+    "x.expand(beams, -1, -1)  # in place of repeat(): a view",
+    "y = adjacency @ x  # where rows are summed up afterwards (index_add, scatter): a sparse matrix makes none of "
+    "them"};
+
+std::vector<std::string> lines_for_enlarged(const Where& maker) {
+  if (gathers(maker)) return kLinesForRows;
+  if (maker.op.find("grid_sampler") != maker.op.npos)
+    return {
+        "y = F.grid_sample(x, part)  # for part of the grid after part; or a smaller window, or a lower resolution"};
+  return {};  // those of the fix
+}
 
 std::vector<std::string> lines_for_large_result(const Where& where) {
+  if (any_op(where, {"aten::contiguous", "aten::clone", "aten::reshape"}))
+    return {"x.unfold(1, size, step)  # is a view: a copy only of the windows that are used, or a larger step",
+            "parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next"};
+
   if (any_op(where, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"}))
     return {
         "out = torch.empty(rows, width)  # filled part by part: a list and what cat() makes of it are there at once",
@@ -513,14 +549,16 @@ Found find_enlarged(const ReasonFacts& facts) {
   const auto follows = [](const Where& where) { return makes_pairs(where) || keeps_size(where); };
   const Where* maker = found ? found->find_maker(enlarges, follows) : nullptr;
   if (maker != nullptr && (!maker->module.empty() || trains(facts))) maker = nullptr;
-  if (maker == nullptr && found && gathers(found->first) && !builds_graph(facts).value_or(false)) maker = &found->first;
+  // Of a batch that is selected, what follows is as large; in a layer rows are copied for edges.
+  const bool may_be_batch = builds_graph(facts).value_or(false) && found && found->first.module.empty();
+  if (maker == nullptr && found && gathers(found->first) && !may_be_batch) maker = &found->first;
   if (maker == nullptr) return {};
   return Reason{.id = {},
                 .text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
                                     with_unit(found->bytes), with_unit(found->largest_other_bytes)),
                 .bytes = found->bytes,
                 .fix = "enlarge_in_parts",
-                .how = gathers(*maker) ? kLinesForRows : std::vector<std::string>()};
+                .how = lines_for_enlarged(*maker)};
 }
 
 // Features of edges, copied from those of nodes, stay for the rest of the forward pass, and what follows fails.
@@ -543,6 +581,43 @@ Found find_gathered_rows(const ReasonFacts& facts) {
                         "x = linear(x)[index]  # a layer that makes rows narrower before they are copied, not after"}};
 }
 
+// A table with a large row for each of a few kinds, looked up for each item: matrices of edges, filters of pixels.
+Found find_copied_rows_of_table(const ReasonFacts& facts) {
+  constexpr int64_t kManyTimes = 64;
+  std::map<std::string_view, const LiveBlock*> tables;  // by module
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    constexpr std::string_view kWeight = ".weight";
+    const bool is_table = block.category == Category::parameter && block.name.ends_with(kWeight);
+    if (is_table) tables.emplace(block.name.substr(0, block.name.size() - kWeight.size()), &block);
+  }
+  const auto table_of = [&](const Where& made) -> const LiveBlock* {
+    const auto found = any_op(made, {"aten::embedding"}) ? tables.find(made.module) : tables.end();
+    return found == tables.end() ? nullptr : found->second;
+  };
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr) return {};
+  const Share rows = sum_blocks(facts, [&](const LiveBlock& block) {
+    const LiveBlock* const table = table_of(block.made);
+    return is_data(block) && table != nullptr && block.bytes >= kManyTimes * table->bytes;
+  });
+  const LiveBlock* const asked_of = table_of(failed->where);
+  const bool asks = asked_of != nullptr && failed->requested_bytes >= kManyTimes * asked_of->bytes;
+  const int64_t bytes = rows.bytes + (asks ? failed->requested_bytes : 0);
+  if (!is_large(facts, bytes, 0.4)) return {};
+  const Where made = rows.largest != nullptr ? rows.made() : failed->where;
+  const LiveBlock& table = *table_of(made);
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} copies a row of {}{} for each of its indices: {} of {}", made.op, at(made), table.name,
+                          table.shape.empty() ? "" : fmt::format(" {}", table.shape), with_unit(bytes),
+                          with_unit(table.bytes)),
+      .bytes = bytes,
+      .fix = "enlarge_in_parts",
+      .how = {"for kind, row in enumerate(table): y[index == kind] = f(x[index == kind], row)  # one for each "
+              "row of the table",
+              kLinesForRows.front()}};
+}
+
 Found find_wide_index(const ReasonFacts& facts) {
   const Share indices = sum_blocks(facts, [&](const LiveBlock& block) {
     return is_data(block) && block.shape.ends_with("int64") && parse_shape(block.shape).size() >= 2;
@@ -562,6 +637,25 @@ Found find_wide_index(const ReasonFacts& facts) {
               "for part in index.split(1024): f(x[part])  # and reduce each part before the next"}};
 }
 
+namespace {
+
+/// The largest tensor that was there before, where a variable has it and it tells something about one of `bytes`: it is as large, or
+/// that is many times as large.
+std::string beside(const ReasonFacts& facts, const Share& others, int64_t bytes) {
+  constexpr int64_t kManyTimes = 4;
+  const Referrer* const referrer = others.largest == nullptr ? nullptr : facts.referrers.find(*others.largest);
+  if (referrer == nullptr) return {};
+  const LiveBlock& other = *others.largest;
+  if (other.requested_bytes >= bytes)
+    return fmt::format(", beside {} of {}", referrer->variable, with_unit(other.requested_bytes));
+  const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
+  if (times < kManyTimes) return {};
+  return fmt::format(", {} times as large as {}{}", times, referrer->variable,
+                     other.shape.empty() ? "" : fmt::format(", {}", other.shape));
+}
+
+}  // namespace
+
 Found find_large_result(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer || failed->phase == Phase::backward) return {};
@@ -569,18 +663,38 @@ Found find_large_result(const ReasonFacts& facts) {
   const bool is_of_layer = !where.module.empty() || !where.node.empty() || where.op.empty() || is_copy(where.op);
   if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
   const Share others = sum_blocks(facts, is_data);
-  const Referrer* const beside = others.largest == nullptr || others.largest->requested_bytes < failed->requested_bytes
-                                     ? nullptr
-                                     : facts.referrers.find(*others.largest);
   return Reason{.id = {},
                 .text = fmt::format("one tensor of {}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
-                                    where.op, at(where),
-                                    beside == nullptr ? ""
-                                                      : fmt::format(", beside {} of {}", beside->variable,
-                                                                    with_unit(others.largest->requested_bytes))),
+                                    where.op, at(where), beside(facts, others, failed->requested_bytes)),
                 .bytes = failed->requested_bytes,
                 .fix = "smaller_result",
                 .how = lines_for_large_result(where)};
+}
+
+// A tensor of the program's own for each pixel of each image, say: all that is as large in all dimensions but the last.
+Found find_equal_rows(const ReasonFacts& facts) {
+  constexpr int64_t kSeveral = 3, kManyRows = 10'000;
+  if (failure(facts) == nullptr || failure(facts)->phase == Phase::backward) return {};
+  std::map<std::vector<int64_t>, Share> alike;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    std::vector<int64_t> shape = parse_shape(block.shape);
+    const bool is_of_layer = block.made.module.find('.') != block.made.module.npos || makes_layer(block.made);
+    if (!is_data(block) || is_of_layer || shape.size() < 3) continue;
+    shape.pop_back();
+    int64_t rows = 1;
+    for (const int64_t size : shape) rows *= size;
+    if (rows >= kManyRows) alike[std::move(shape)].add(block);
+  }
+  const auto most = std::ranges::max_element(alike, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == alike.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.5)) return {};
+  const auto& [shape, rows] = *most;
+  return Reason{.id = {},
+                .text = fmt::format("{} tensors of {} rows are there at once, the largest{}: {} in all", rows.count,
+                                    fmt::join(shape, " × "), at(rows.made()), with_unit(rows.bytes)),
+                .bytes = rows.bytes - rows.bytes / rows.count,
+                .fix = "enlarge_in_parts",
+                .how = {"x = x[:, chosen]  # the rows that are used in the end, before anything is computed of all",
+                        kLinesForRows.front()}};
 }
 
 Found find_dense_matrix(const ReasonFacts& facts) {

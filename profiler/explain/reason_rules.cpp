@@ -112,6 +112,21 @@ Found find_autocast_cache(const ReasonFacts& facts) {
                 .how = {fmt::format("with torch.autocast(\"cuda\", torch.{}, cache_enabled=False):", use.dtype)}};
 }
 
+// Without its cache, autocast casts a weight whenever a layer uses it, and autograd keeps each cast until backward.
+Found find_repeated_casts(const ReasonFacts& facts) {
+  const AutocastUse use = find_autocast(facts.device.state);
+  if (!is_large(facts, use.repeated_bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("autocast casts the same weights again and again{}: {} casts are kept for backward "
+                                    "beside the first of each, {}",
+                                    at(failed_in(facts)), use.repeated_count, with_unit(use.repeated_bytes)),
+                .bytes = use.repeated_bytes,
+                .fix = "autocast_with_cache",
+                .how = {fmt::format("with torch.autocast(\"cuda\", torch.{}):  # cache_enabled=True, one region around "
+                                    "the whole forward pass",
+                                    use.dtype)}};
+}
+
 Found find_optimizer_temporaries(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase != Phase::optimizer) return {};
@@ -216,24 +231,43 @@ Found find_sparse_operand(const ReasonFacts& facts) {
                 .how = {"adjacency = adjacency.detach()  # or requires_grad_(False): its gradient is dense"}};
 }
 
+namespace {
+
+/// Of the program's own variables, each once, at most three; of an item of a container the container.
+void add_name(std::string_view name, std::vector<std::string>& names) {
+  constexpr size_t kMost = 3;
+  std::string whole(name.substr(0, name.find('[')));
+  const bool is_known = whole.empty() || std::ranges::find(names, whole) != names.end();
+  if (!is_known && names.size() < kMost) names.push_back(std::move(whole));
+}
+
+}  // namespace
+
 Found find_earlier_outputs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
+  std::vector<std::string> names;
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_tensor = block.category == Category::output || block.category == Category::activation ||
                            block.category == Category::temporary;
     // A backward pass that runs may need what the graph of an earlier one made: gradients of gradients.
     const bool is_needed = failure(facts)->phase == Phase::backward && !block.saved_by.empty();
-    return is_tensor && !is_needed && block.step + 1 == now;
+    if (!is_tensor || is_needed || block.step == 0 || block.step >= now) return false;
+    const Referrer* const referrer = facts.referrers.find(block);
+    // What is older, and no variable of the program has, may be somebody's cache.
+    if (block.step + 1 < now && referrer == nullptr) return false;
+    if (referrer != nullptr) add_name(variable_name(referrer->variable), names);
+    return true;
   });
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("tensors of step {} are still alive in step {}{}: {}", now - 1, now, at(earlier.made()),
-                          with_unit(earlier.bytes)),
+      .text = fmt::format("tensors of step {} are still alive in step {}{}: {}", earlier.largest->step, now,
+                          at(earlier.made()), with_unit(earlier.bytes)),
       .bytes = earlier.bytes,
       .fix = "delete_outputs",
-      .how = {"del output, loss  # at the end of the loop's body: a name keeps its tensor until it is assigned again"}};
+      .how = {fmt::format("del {}  # when they have served: a name keeps its tensor until it is assigned again",
+                          names.empty() ? "output, loss" : fmt::format("{}", fmt::join(names, ", ")))}};
 }
 
 }  // namespace oomdiag

@@ -14,6 +14,7 @@ Found find_small_views(const ReasonFacts& facts);
 Found find_kept_tensors(const ReasonFacts& facts);
 Found find_one_checkpoint(const ReasonFacts& facts);
 Found find_autocast_cache(const ReasonFacts& facts);
+Found find_repeated_casts(const ReasonFacts& facts);
 Found find_optimizer_temporaries(const ReasonFacts& facts);
 Found find_caught(const ReasonFacts& facts);
 Found find_kept_traceback(const ReasonFacts& facts);
@@ -40,6 +41,10 @@ Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_few_kept_tensors(const ReasonFacts& facts);
 /// Indices of 64 bits, one for each element, where one for each row would do.
 Found find_wide_index(const ReasonFacts& facts);
+/// Tensors of the program's own that are as large in all dimensions but the last.
+Found find_equal_rows(const ReasonFacts& facts);
+/// Rows of a small table that a module looks up for each of many indices.
+Found find_copied_rows_of_table(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);
 /// Rows that an index selects, several times as large as what they were selected of.

@@ -110,11 +110,10 @@ auto find_other_caller(const std::vector<StackCall>& calls, std::string_view fir
   });
 }
 
-/// Whether the step before the failing one, which ended with backward, had several forward passes, too.
-bool accumulates(const ReasonFacts& f) {
-  constexpr int64_t kSeveral = 4;
+/// How many forward passes the step before the failing one had, which ended with backward; 0 where none is known.
+int64_t count_passes_before(const ReasonFacts& f) {
   const int64_t passes = count_beginnings(f.device.complete);
-  return passes >= kSeveral && passes < std::numeric_limits<int64_t>::max();
+  return passes == std::numeric_limits<int64_t>::max() ? 0 : passes;
 }
 
 /// The list, or other container, that leads to most nodes of autograd; or empty.
@@ -138,7 +137,7 @@ std::vector<std::string> lines_for_loop(const std::string& place) {
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
 Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
-  constexpr int64_t kFewestPasses = 3;
+  constexpr int64_t kFewestPasses = 3, kUsualPasses = 4;
   const OutOfMemory& failure = *f.device.failure;
   if (failure.phase != Phase::forward && failure.phase != Phase::other) return {};
   const KeptPasses kept = count_passes(f);
@@ -148,7 +147,9 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const auto other = find_other_caller(calls, failure.first_stack);
   const auto call = evaluation != calls.end() ? evaluation : other;
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
-  const bool has_trained = f.device.attribution.backward_bytes > 0 && (!accumulates(f) || other != calls.end());
+  const int64_t before = count_passes_before(f);
+  const bool as_before = before >= kUsualPasses || before >= kept.count;
+  const bool has_trained = f.device.attribution.backward_bytes > 0 && (!as_before || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
   if (evaluation == calls.end() && !are_several) return {};
   const std::string place =
@@ -341,6 +342,7 @@ constexpr ReasonRow kReasons[] = {
     {"kept_tensors", find_kept_tensors, true},
     {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
+    {"repeated_casts", find_repeated_casts},
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"dense_embedding_gradients", find_embedding_gradients},
@@ -375,6 +377,7 @@ constexpr ReasonRow kReasons[] = {
     {"outputs_of_earlier_step", find_earlier_outputs},
     {"float64", computes_in_float64},
     {"wide_index", find_wide_index, false, true},
+    {"enlarged", find_copied_rows_of_table, false, true},
     {"enlarged", find_gathered_rows, false, true},
     {"large_layer", find_large_layer, false, true},
     {"model_states", find_model_states, false, true},
@@ -382,6 +385,7 @@ constexpr ReasonRow kReasons[] = {
     {"batch_without_gradients", find_large_batch, false, true},
     {"larger_step", find_larger_step, false, true},
     {"large_result", find_large_result, false, true},
+    {"equal_rows", find_equal_rows, false, true},
     {"fragmentation", finds_no_free_block},
 };
 

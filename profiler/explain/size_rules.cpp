@@ -242,11 +242,11 @@ Found find_larger_step(const ReasonFacts& facts) {
       .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
       .fix = "as_much_as_before",
       .how = {
-          learns(facts)
+          builds_graph(facts).value_or(learns(facts))
               ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
               : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
           "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
-          "cut"}};
+          "cut or scaled down"}};
 }
 
 // Training computes in half precision, and what comes after it does not.

@@ -16,12 +16,22 @@ void VariableCounts::add(std::string_view variable, int64_t count) {
   known.count += count;
 }
 
-std::string_view VariableCounts::most() const {
+const VariableCounts::Count* VariableCounts::find_most() const {
   const auto most = std::ranges::max_element(counts_, {}, [](const auto& entry) {
     const Count& one = entry.second;
     return std::pair(one.count, -static_cast<int64_t>(one.place));
   });
-  return most == counts_.end() ? std::string_view() : most->second.variable;
+  return most == counts_.end() ? nullptr : &most->second;
+}
+
+std::string_view VariableCounts::most() const {
+  const Count* const most = find_most();
+  return most == nullptr ? std::string_view() : most->variable;
+}
+
+int64_t VariableCounts::count_of_most() const {
+  const Count* const most = find_most();
+  return most == nullptr ? 0 : most->count;
 }
 
 std::string_view VariableCounts::only() const {

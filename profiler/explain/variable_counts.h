@@ -15,6 +15,8 @@ class VariableCounts {
 
   /// The variable that has most, the first one that was added of several; empty if there is none. Valid as long as this is.
   std::string_view most() const;
+  /// How much that variable has.
+  int64_t count_of_most() const;
   /// The variable that has all of it; empty if there are several.
   std::string_view only() const;
 
@@ -24,6 +26,8 @@ class VariableCounts {
     int64_t count = 0;
     size_t place = 0;
   };
+
+  const Count* find_most() const;
 
   std::map<std::string, Count> counts_;  ///< by what fold_subscripts() makes of it
 };

@@ -165,9 +165,9 @@ struct PhasePeak {
 struct Referrer {
   std::string_view variable{};  ///< "list 'history' in train.py"
   Where made{};                 ///< the tensor
-  int64_t nodes = 0;            ///< of autograd, that it keeps and no referrer before it
-  int64_t bytes = 0;            ///< of the tensor, which may be a view
-  int64_t storage_bytes = 0;    ///< that it keeps, as requested
+  int64_t nodes = 0;  ///< of autograd, that it keeps and no referrer before it; of a graph's tensor at least one
+  int64_t bytes = 0;  ///< of the tensor, which may be a view
+  int64_t storage_bytes = 0;  ///< that it keeps, as requested
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }
@@ -271,7 +271,8 @@ struct StepAllocation {
   static constexpr uint32_t kBefore = 0;            ///< born before the step
   static constexpr uint32_t kNever = ~uint32_t{0};  ///< died: not in this step
 
-  int64_t bytes = 0;  ///< of the block, rounded
+  int64_t bytes = 0;            ///< of the block, rounded
+  int64_t requested_bytes = 0;  ///< of it
   uint32_t born = kBefore, died = kNever;
   Category category = Category::unknown;
   Phase phase = Phase::other;        ///< in which it was allocated

@@ -319,6 +319,13 @@ void visit_fields(Visitor& visit, Value& value) {
         value.postpones_to_step);
 }
 
+template <class Visitor, Either<Advice> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.object("advice", "A reason, and the fixes with its cure.");
+  visit({"reason", "what of the program is behind it"}, value.reason);
+  visit({"fixes", "what would lower the peak"}, value.fixes);
+}
+
 template <class Visitor, Either<ReportGrowingPlace> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("growing_place", "A place that keeps more with each step.");
@@ -444,6 +451,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"dtype", "that autocast casts to", {"float16", "bfloat16"}}, value.dtype);
   visit({"made_bytes", "alive, and made by forward ops under autocast"}, value.made_bytes);
   visit({"cache_bytes", "of these: casts of weights, kept until the region ends"}, value.cache_bytes);
+  visit({"repeated_bytes", "casts of weights that were cast before"}, value.repeated_bytes);
+  visit({"repeated_count", "how many these are"}, value.repeated_count);
   visit({"region_open", "that moment lies inside of the region"}, value.region_open);
 }
 
@@ -528,6 +537,10 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"batch", "how the peak follows the batch size"}, value.batch);
   visit({"reason", "what of the program is behind the cause"}, value.reason);
   visit({"fixes", "what would lower the peak"}, value.fixes);
+  visit({"if_too_large",
+         "of fragmentation: what takes the place of both where a complete run shows that the step does not fit even "
+         "packed"},
+        value.if_too_large);
   visit({"phase_peaks", "the highest allocated bytes of each phase, over all steps"}, value.phase_peaks);
   visit({"phases", "the peak of each phase of each step that is described"}, value.phases);
   visit({"timeline", "at most 2 000 points over the run, the peak always among them"}, value.timeline);

@@ -366,7 +366,10 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   if (AutocastUse autocast = find_autocast(state); !autocast.dtype.empty()) report.autocast = std::move(autocast);
   report.parameter_groups = report_groups(state);
   report.batch = findings.batch;
-  if (!trace.process.snapshot) report.reason = findings.reason;
+  if (!trace.process.snapshot) {
+    report.reason = findings.reason;
+    report.if_too_large = findings.if_too_large;
+  }
   for (const Fix& fix : findings.fixes) {
     if (!trace.process.snapshot || needs_no_categories(fix)) report.fixes.push_back(fix);
   }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/replay/history.h"
@@ -45,7 +46,11 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
     place->second.last = one.step;
     if (one.requested_bytes > place->second.largest.requested_bytes) place->second.largest = one;
   }
-  for (const auto& [key, place] : places) {
+  constexpr size_t kMostOnFirstScreen = 2;
+  const size_t shown = options.all || places.size() <= kMostOnFirstScreen + 1 ? places.size() : kMostOnFirstScreen;
+  int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
+  for (const auto& [key, place] : std::span(places).subspan(shown)) more += place.count;
+  for (const auto& [key, place] : std::span(places).first(shown)) {
     const std::string where = place_text(place.largest, options);
     const bool several = place.count > 1;
     const std::string steps = place.first == place.last ? fmt::format("step {}", place.last)
@@ -55,7 +60,6 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
         fmt::format("{}{} in {}, {}{}{}", count, with_unit(place.largest.requested_bytes), name_of(place.largest.phase),
                     steps, where.empty() ? "" : ": ", where));
   }
-  const int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
   if (more > 0) add(text, "caught", fmt::format("{} more", more));
 }
 

@@ -49,7 +49,7 @@ std::string callers_text(const ReportFailure& failure, const TextOptions& option
                             call.starts_with("/lib") || call.starts_with("/usr/lib");
     const bool is_said = !is_native && call.starts_with(failure.source + " in ");  // "where" ends with it
     if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
-    callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
+    callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 100));
   }
   std::string text;
   for (size_t i = 0; i < std::min(callers.size(), kMaxCallers); ++i) {

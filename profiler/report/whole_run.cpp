@@ -1,10 +1,15 @@
 #include "profiler/report/whole_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/limitations.h"
 #include "profiler/report/report.h"
@@ -18,14 +23,34 @@ const ReportOfDevice* find_device(const Report& report, int index) {
   return device == report.devices.end() ? nullptr : &*device;
 }
 
-/// What only the failing moment knows how to predict.
+/// What only the failing moment shows: the cure of its reason; and what would pack its segments, where that is the cause.
 void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& state, int64_t peak_bytes) {
+  const bool is_fragmented = state.cause->kind == CauseKind::fragmentation;
   for (Fix fix : state.fixes) {
-    const bool known = std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.id == fix.id; });
-    if (known || fix.id != "expandable_segments") continue;
-    fix.predicted_peak_bytes = peak_bytes;
+    const FixRow* const row = find_fix(fix.id);
+    const bool known =
+        std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.label == fix.label; });
+    const bool packs = is_fragmented && fix.id == "expandable_segments";
+    if (known || (!packs && (row == nullptr || !row->cures_reason))) continue;
+    if (packs) fix.predicted_peak_bytes = peak_bytes;
     fixes.insert(fixes.begin(), fix);
   }
+}
+
+/// That the whole run never ran backward, where that is why so much is kept: at the failing moment one could still come.
+std::optional<Reason> find_reason_of_whole_run(const ReportOfDevice& whole) {
+  constexpr int64_t kWorthNaming = 3;  // a third of the peak
+  const auto fix = std::ranges::find(whole.fixes, std::string("no_grad"), &Fix::id);
+  if (fix == whole.fixes.end()) return {};
+  const int64_t kept = whole.peak.allocated_bytes - fix->predicted_peak_bytes;
+  if (kept * kWorthNaming < whole.peak.allocated_bytes) return {};
+  return Reason{.id = "evaluation_keeps_graphs",
+                .text = fmt::format("forward passes keep autograd graphs, {} at the peak, and nothing in the whole run "
+                                    "runs backward",
+                                    with_unit(kept)),
+                .bytes = kept,
+                .fix = fix->id,
+                .how = fix->how};
 }
 
 bool has_whole_run(const ReportOfDevice& device) {
@@ -66,11 +91,17 @@ void take_whole_run(Report& failed, const Report& whole) {
   facts.step = {.bytes = needed, .whole = true};
   facts.complete_run_allocated_bytes = needed;
   facts.complete_run_reserved_bytes = seen->peak.reserved_bytes;
+  const bool was_fragmented = cause.kind == CauseKind::fragmentation;
   decide_again(cause);
+  if (was_fragmented && cause.kind != CauseKind::fragmentation) {
+    device.reason = device.if_too_large ? std::optional(device.if_too_large->reason) : std::nullopt;
+    if (device.if_too_large) device.fixes = device.if_too_large->fixes;
+  }
   device.required_bytes = needed + device.memory.non_pytorch_bytes;
   std::vector<Fix> fixes = seen->fixes;
-  if (cause.kind == CauseKind::fragmentation) keep_fixes_of_the_moment(fixes, device, needed);
+  keep_fixes_of_the_moment(fixes, device, needed);
   device.fixes = std::move(fixes);
+  if (!device.reason) device.reason = find_reason_of_whole_run(*seen);
   if (seen->batch) device.batch = seen->batch;
   take_back_no_whole_step(failed);
 }
@@ -85,6 +116,7 @@ void keep_measured(Report& report, const Report& earlier) {
       device.cause = old->cause;
       device.required_bytes = old->required_bytes;
       device.fixes = old->fixes;
+      device.reason = old->reason;
       device.batch = old->batch;
       take_back_no_whole_step(report);
     }

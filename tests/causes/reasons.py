@@ -12,11 +12,14 @@ import re
 import subprocess
 import sys
 
+from final_rows import final
 from fresh_rows import fresh
 from harness import run_jobs
 from issue_rows import issues
+from latest_rows import latest
 from other_rows import other
 from public_rows import public
+from recent_rows import recent
 from unseen_rows import unseen
 
 BARS = {"root": 0.9, "fix": 0.9}
@@ -259,9 +262,12 @@ def main():
     parser.add_argument("--unseen", action="store_true", help="the programs of unseen_threads.py")
     parser.add_argument("--public", action="store_true", help="the programs of public_threads.py")
     parser.add_argument("--issues", action="store_true", help="the programs of issue_threads.py")
+    parser.add_argument("--recent", action="store_true", help="the programs of recent_threads.py")
+    parser.add_argument("--latest", action="store_true", help="the programs of latest_threads.py")
+    parser.add_argument("--final", action="store_true", help="the programs of final_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    suites = {"issues": lambda: issues(Pattern), "public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
+    suites = {"final": lambda: final(Pattern), "latest": lambda: latest(Pattern), "recent": lambda: recent(Pattern), "issues": lambda: issues(Pattern), "public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
               "fresh": lambda: fresh(Pattern), "newest": newest_threads, "new": new_threads, "later": later_threads,
               "threads": threads}
     listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()

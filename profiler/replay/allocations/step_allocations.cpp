@@ -52,7 +52,8 @@ class EventPositions {
 
 // The failed request, as if it had been granted.
 StepAllocation requested_block(const OutOfMemory& oom, uint32_t position) {
-  StepAllocation life{.bytes = oom.requested_bytes, .born = position, .phase = oom.phase};
+  StepAllocation life{
+      .bytes = oom.requested_bytes, .requested_bytes = oom.requested_bytes, .born = position, .phase = oom.phase};
   life.made = oom.where;
   if (life.phase == Phase::forward) life.category = Category::output;
   if (life.phase == Phase::backward) life.category = Category::activation_gradient;
@@ -87,6 +88,7 @@ StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, con
     std::vector<SavingNode> saving_nodes = taken.saving_nodes_of(allocation);
     const bool died = positions.has_died(allocation);
     step.blocks.push_back({.bytes = allocation.bytes,
+                           .requested_bytes = allocation.maker.bytes,
                            .born = positions.born(allocation),
                            .died = positions.died(allocation),
                            .category = reader.category_of(allocation, !saving_nodes.empty()),

@@ -92,6 +92,12 @@ AutocastUse find_autocast(const MemoryState& state) {
     use.made_bytes += block.bytes;
     if (makes_copy(block.made.inner)) casts.push_back(&block);
   }
+  std::set<std::pair<std::string_view, std::string>> weights;  // modules and sizes
+  for (const LiveBlock* parameter : parameters) {
+    const std::string_view module = module_of_parameter(parameter->name), sizes = text_of_sizes(parameter->shape);
+    weights.emplace(module, sizes);
+    weights.emplace(module, transposed(sizes));
+  }
   use.cache_bytes = take_pairs(
       casts, parameters, [](const LiveBlock& parameter) { return module_of_parameter(parameter.name); },
       [](const LiveBlock& cast) { return std::array{std::string(cast.made.module)}; });
@@ -102,6 +108,12 @@ AutocastUse find_autocast(const MemoryState& state) {
         const std::string_view sizes = text_of_sizes(cast.shape);
         return std::array{std::string(sizes), transposed(sizes)};
       });
+  for (const LiveBlock* cast : casts) {
+    const std::string_view sizes = text_of_sizes(cast->shape);
+    if (sizes.empty() || !weights.contains({cast->made.module, std::string(sizes)})) continue;
+    use.repeated_bytes += cast->bytes;
+    ++use.repeated_count;
+  }
   return use;
 }
 

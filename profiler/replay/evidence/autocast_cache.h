@@ -6,9 +6,12 @@ namespace oomdiag {
 
 /// What autocast takes at a moment.
 struct AutocastUse {
-  std::string dtype{};       ///< empty: nothing was made under autocast
-  int64_t made_bytes = 0;    ///< by forward ops under autocast
-  int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
+  std::string dtype{};      ///< empty: nothing was made under autocast
+  int64_t made_bytes = 0;   ///< by forward ops under autocast
+  int64_t cache_bytes = 0;  ///< of these: casts of weights, which autocast keeps until its region ends
+  int64_t repeated_bytes =
+      0;  ///< casts of weights that were cast before: nothing keeps the first cast for the next use
+  int64_t repeated_count = 0;
   bool region_open = false;  ///< the moment lies inside of the region
 
   bool operator==(const AutocastUse&) const = default;

@@ -223,4 +223,12 @@ TEST_CASE("a graph that grows is kept by the variable with most of its nodes", "
   CHECK(growths[0].referrer == "variable 'total' in train.py");
 }
 
+TEST_CASE("a variable that leads to one step only does not keep the graphs of all", "[explain][growth]") {
+  std::vector<Growth> growths{{.kind = GrowthKind::retained_graph, .first_step = 1, .last_step = 14, .place_count = 3}};
+  find_referrers({{.variable = "variable 'loss' in train.py", .nodes = 16}}, growths);
+  CHECK(growths[0].referrer.empty());
+  find_referrers({{.variable = "variable 'total' in train.py", .nodes = 40}}, growths);
+  CHECK(growths[0].referrer == "variable 'total' in train.py");
+}
+
 }  // namespace oomdiag

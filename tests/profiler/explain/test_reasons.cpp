@@ -140,6 +140,36 @@ TEST_CASE("of twins of which one is trained each has made half of the graph", "[
   CHECK(reason_of(device) == "graph_without_use");
 }
 
+TEST_CASE("who keeps the graph of each step is said by name, and so is what hands it on", "[explain][reasons]") {
+  const std::string variable = "variable 'energies' in run_dynamics (simulate_all_systems.py:463)";
+  const Growth growth{
+      .kind = GrowthKind::retained_graph, .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = variable};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{growth};
+  auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text == variable + " keeps the graph of each step, 10.00 MiB per step");
+  CHECK(reason->how == std::vector<std::string>{"energies += loss.item()  # of a tensor: loss.detach()"});
+
+  device.referrers = {
+      {.variable = "attribute 'model.state' in run_dynamics (simulate_all_systems.py:463)", .nodes = 1}};
+  reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        variable + " keeps the graph of each step, 10.00 MiB per step; model.state hands it to the next");
+  CHECK(reason->how == std::vector<std::string>{"model.state = model.state.detach()  # before the next step uses it"});
+}
+
+TEST_CASE("what functools.lru_cache keeps of each step is let go by its cache_clear()", "[explain][reasons]") {
+  const Growth growth{
+      .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = "lru_cache of 'Net.positions' in train.py"};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{growth};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->how.front().starts_with("Net.positions.cache_clear()  # "));
+}
+
 TEST_CASE("graphs that grow without any backward are those of an evaluation, or wait for it", "[explain][reasons]") {
   const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
   DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
@@ -367,6 +397,82 @@ TEST_CASE("rows that an index copies are named, and indices of as many elements"
   device = at_oom({nodes, edges});
   device.failure->where = {.op = "aten::gather", .source = "a.py:4"};
   CHECK(reason_of(device) == "wide_index");
+}
+
+TEST_CASE("rows of a small table that are copied for each index are told from the embedding of words",
+          "[explain][reasons]") {
+  LiveBlock table = parameter("edges.weight", true);
+  table.bytes = table.requested_bytes = 96_KiB;
+  table.shape = "[6, 4096] float32";
+  const LiveBlock rows{.bytes = 64_MiB,
+                       .requested_bytes = 64_MiB,
+                       .category = Category::activation,
+                       .made = {.op = "aten::embedding", .module = "edges", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({table, rows});
+  device.failure->where = rows.made;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "enlarged");
+  CHECK(reason->text ==
+        "aten::embedding at a.py:3 copies a row of edges.weight [6, 4096] float32 for each of its indices: 128.00 MiB "
+        "of 96.00 KiB");
+  device.state.blocks[0].bytes = 4_MiB;  // of words
+  CHECK(reason_of(device) != "enlarged");
+}
+
+TEST_CASE("one tensor is compared with what was there before", "[explain][reasons]") {
+  const LiveBlock series{.bytes = 2_MiB,
+                         .requested_bytes = 2_MiB,
+                         .category = Category::input,
+                         .made = {.op = "aten::to", .source = "a.py:3"},
+                         .shape = "[1, 524288] float32"};
+  DeviceHistory device = at_oom({series});
+  device.failure->where = {.op = "aten::contiguous", .source = "a.py:9"};
+  device.referrers = {
+      {.variable = "variable 'series' in step (a.py:2)", .made = series.made, .bytes = 2_MiB, .storage_bytes = 2_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "one tensor of 64.00 MiB: aten::contiguous at a.py:9 makes it at once, 32 times as large as variable 'series' "
+        "in step (a.py:2), [1, 524288] float32");
+}
+
+TEST_CASE("results that any container keeps are named by it, data that it held from the start are not",
+          "[explain][reasons]") {
+  const LiveBlock starts{.bytes = 8_MiB,
+                         .requested_bytes = 8_MiB,
+                         .category = Category::output,
+                         .phase = Phase::forward,
+                         .step = 5,
+                         .made = {.op = "aten::contiguous", .source = "a.py:3"}};
+  LiveBlock ends = starts;
+  ends.made.source = "a.py:4";
+  std::vector<LiveBlock> blocks(6, starts);
+  blocks.resize(12, ends);
+  DeviceHistory device = at_oom(blocks);
+  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
+    device.referrers.push_back({.variable = variable, .made = block.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
+  };
+  refer(starts, "attribute 'kept[rays][0].starts' in render (a.py:7)");
+  refer(ends, "attribute 'kept[rays][0].ends' in render (a.py:7)");
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "kept_tensors");
+  CHECK(reason->text == "attribute 'kept[rays][*].starts' in render (a.py:7) keeps 12 results at a.py:3: 96.00 MiB");
+  CHECK(reason->how.front().starts_with("kept[…] = output.cpu()"));
+  for (LiveBlock& block : device.state.blocks) block.phase = Phase::setup;
+  CHECK(reason_of(device) != "kept_tensors");
+}
+
+TEST_CASE("passes of a training step that has as many each time are no evaluation", "[explain][reasons]") {
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(3, kept_activation(100_MiB, 5)));
+  device.state.blocks.push_back(parameter("0.weight", true));
+  StepAllocation begin = graph_block("0.act", 1_MiB);
+  begin.made.op = "aten::gelu";
+  device.complete = {.step = 4, .blocks = {begin}};
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.complete.blocks.assign(3, begin);
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
 }
 
 TEST_CASE("layers that work on more than in the step before", "[explain][reasons]") {
@@ -652,8 +758,15 @@ TEST_CASE("what a function of autograd leaves behind alone is an output on its c
                       .grown_bytes = 90_MiB,
                       .held = made,
                       .places = {{.where = made, .bytes_per_step = 4_MiB}}};
-  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {growth}) == "output_on_ctx");
+  Growth of_graph = growth;  // no backward has come, and the node has still what it saved
+  of_graph.kind = GrowthKind::retained_graph;
+  CHECK(reason_of(device, {of_graph}) != "output_on_ctx");
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {of_graph}) == "output_on_ctx");
+  of_graph.referrer = "list 'losses' in train.py";
+  CHECK(reason_of(device, {of_graph}) != "output_on_ctx");
   Growth other = growth;
   other.held.op = "aten::relu";
   CHECK(reason_of(device, {growth, other}) != "output_on_ctx");
@@ -960,9 +1073,19 @@ TEST_CASE("the last segment of checkpoint_sequential is not checkpointed", "[exp
 TEST_CASE("what a backward pass still needs of an earlier step is no leftover of it", "[explain][reasons]") {
   LiveBlock kept = kept_activation(300_MiB, 4);
   kept.saved_by = std::vector<Where>{{.node = "GeluBackward0"}};
+  kept.requested_bytes = kept.bytes;
   DeviceHistory device = at_oom({kept});
   device.state.step = 5;
   CHECK(reason_of(device) == "outputs_of_earlier_step");
+  device.state.step = 9;  // older than the step before: only what a variable has
+  CHECK(reason_of(device) != "outputs_of_earlier_step");
+  device.referrers = {{.variable = "variable 'images' in train (a.py:2)",
+                       .made = kept.made,
+                       .bytes = 300_MiB,
+                       .storage_bytes = 300_MiB}};
+  CHECK(find_reason({.device = device, .growths = {}})->how.front().starts_with("del images  # "));
+  device.referrers.clear();
+  device.state.step = 5;
   device.failure->phase = Phase::backward;
   CHECK(reason_of(device).empty());
 }
@@ -972,7 +1095,10 @@ TEST_CASE("much that a broadcast made of little is all pairs, if no graph is bui
   DeviceHistory device = at_oom({operand});
   device.failure->requested_bytes = 64_MiB;
   device.failure->where = {.op = "aten::sigmoid", .module = "head", .source = "a.py:7"};
-  StepAllocation made{.bytes = 64_MiB, .born = 1, .made = {.op = "aten::mul", .module = "head", .source = "a.py:6"}};
+  StepAllocation made{.bytes = 64_MiB,
+                      .requested_bytes = 64_MiB,
+                      .born = 1,
+                      .made = {.op = "aten::mul", .module = "head", .source = "a.py:6"}};
   device.step_allocations = {.step = 5, .blocks = {made}};
   CHECK(reason_of(device) == "all_pairs");
   made.made.op = "aten::index";
@@ -980,7 +1106,9 @@ TEST_CASE("much that a broadcast made of little is all pairs, if no graph is bui
   CHECK(reason_of(device) == "enlarged");
   made.in_graph = true;
   device.step_allocations.blocks = {made};
-  CHECK(reason_of(device).empty());
+  CHECK(reason_of(device) == "enlarged");  // a layer's messages
+  device.step_allocations.blocks[0].made.module = {};
+  CHECK(reason_of(device).empty());  // a batch may be selected
 }
 
 }  // namespace oomdiag

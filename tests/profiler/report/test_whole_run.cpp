@@ -41,12 +41,64 @@ TEST_CASE("the need of a failed run is that of the whole one, and what is outsid
   CHECK(report.limitations == std::vector<std::string>{"another"});
 }
 
+TEST_CASE("the cure of the reason stays among the fixes, and first, whatever the whole run knows", "[report]") {
+  Report report = failed_by(CauseKind::capacity);
+  report.devices[0].reason = Reason{.id = "all_pairs", .text = "all pairs at once", .fix = "pairs_in_chunks"};
+  report.devices[0].fixes.push_back(
+      {.id = "pairs_in_chunks", .label = "pairs in chunks of rows", .predicted_peak_bytes = kGiB, .at_least = true});
+  take_whole_run(report, whole_run(13 * kGiB));
+  REQUIRE(report.devices[0].fixes.size() == 2);
+  CHECK(report.devices[0].fixes[0].id == "pairs_in_chunks");
+  CHECK(report.devices[0].fixes[0].at_least);
+  CHECK(report.devices[0].fixes[1].id == "checkpoint");
+  CHECK(report.devices[0].reason->id == "all_pairs");
+}
+
+TEST_CASE("a whole run without backward is the reason why a failed one kept graphs", "[report]") {
+  Report report = failed_by(CauseKind::capacity);
+  Report whole = whole_run(13 * kGiB);
+  whole.devices[0].fixes = {{.id = "no_grad",
+                             .label = "torch.no_grad(), as nothing runs backward",
+                             .how = {"with torch.no_grad():"},
+                             .predicted_peak_bytes = 12 * kGiB,
+                             .predicted_fits = true}};
+  take_whole_run(report, whole);
+  CHECK_FALSE(report.devices[0].reason);  // too little of it
+
+  whole.devices[0].fixes[0].predicted_peak_bytes = kGiB;
+  take_whole_run(report, whole);
+  REQUIRE(report.devices[0].reason);
+  CHECK(report.devices[0].reason->text ==
+        "forward passes keep autograd graphs, 12.00 GiB at the peak, and nothing in the whole run runs backward");
+  CHECK(report.devices[0].reason->bytes == 12 * kGiB);
+}
+
 TEST_CASE("fragmentation is not the cause where the whole run does not fit anyway", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report.devices[0].cause->kind == CauseKind::capacity);
   CHECK(report.devices[0].cause->short_by_bytes == 2 * kGiB);
   CHECK(report.devices[0].cause->evidence.step == StepNeed{.bytes = 13 * kGiB, .whole = true});
+}
+
+TEST_CASE("what was said of fragmentation gives way to the reason of a step that is too large", "[report]") {
+  Report report = failed_by(CauseKind::fragmentation);
+  report.devices[0].reason = Reason{.id = "fragmentation", .text = "what is free lies in pieces"};
+  report.devices[0].if_too_large =
+      Advice{.reason = {.id = "kept_tensors", .text = "list 'all' keeps them", .fix = "results_to_host"},
+             .fixes = {{.id = "results_to_host", .label = "results on the host", .predicted_peak_bytes = kGiB}}};
+  const Report failed = report;
+  take_whole_run(report, whole_run(13 * kGiB));
+  CHECK(report.devices[0].reason->id == "kept_tensors");
+  CHECK(report.devices[0].fixes[0].id == "results_to_host");
+
+  Report again = failed;  // from the trace, once more
+  keep_measured(again, report);
+  CHECK(again.devices[0].reason->id == "kept_tensors");
+
+  report = failed;
+  take_whole_run(report, whole_run(10 * kGiB));
+  CHECK(report.devices[0].reason->id == "fragmentation");
 }
 
 TEST_CASE("where the whole run would fit, fragmentation stays the cause and its fix stays first", "[report]") {

@@ -33,6 +33,15 @@ TEST_CASE("each weight has at most one cast, in its own module", "[replay]") {
   CHECK(find_autocast(moment_with({weight, cast("fc", "", 4_MiB)})).cache_bytes == 0);
 }
 
+TEST_CASE("casts of a weight beyond the first are repeated, inputs are not", "[replay]") {
+  const LiveBlock weight = parameter("fc.weight", "[1024, 512] float32", 2_MiB);
+  const LiveBlock again = cast("fc", "[1024, 512] float16", 1_MiB), input = cast("fc", "[512, 512] float16", 512_KiB);
+  const AutocastUse use = find_autocast(moment_with({weight, again, again, again, input}));
+  CHECK(use.cache_bytes == 1_MiB);
+  CHECK(use.repeated_bytes == 2_MiB);
+  CHECK(use.repeated_count == 2);
+}
+
 TEST_CASE("a tied weight is recognised by its shape, also as it was transposed", "[replay]") {
   const LiveBlock weight = parameter("wte.weight", "[1024, 512] float32", 2_MiB);
   CHECK(find_autocast(moment_with({weight, cast("lm_head", "[512, 1024] bfloat16", 1_MiB)})).cache_bytes == 1_MiB);
