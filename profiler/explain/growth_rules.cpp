@@ -165,10 +165,11 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth
     const bool is_tensor = kept != facts.device.referrers.end() && kept->bytes > kScalar;
     if (lines.empty() && is_tensor) lines.push_back(fmt::format("{0} = {0}.detach()  # at the end of the step", name));
     if (lines.empty())
-      lines.push_back(fmt::format("{} += loss.item()  # of a tensor: loss.detach()", name.empty() ? "total" : name));
+      lines.push_back(fmt::format("{} += loss.item()  # of a tensor: loss.detach()",
+                                  name.empty() || name == "loss" ? "total" : name));
     return lines;
   }
-  const bool is_list = growth.referrer.starts_with("list ") || growth.referrer.starts_with("deque ");
+  const bool is_list = is_appended_to(growth.referrer);
   std::vector<std::string> lines{fmt::format(
       "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
   if (facts.device.attribution.backward_bytes == 0)
@@ -206,7 +207,7 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
   if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
-  const bool is_list = referrer.starts_with("list ") || referrer.starts_with("deque ");
+  const bool is_list = is_appended_to(referrer);
   return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
 }
 
@@ -446,7 +447,7 @@ Found find_collected_results(const ReasonFacts& facts) {
     const Referrer* referrer = facts.referrers.find(block);
     if (referrer == nullptr || !is_container(fold_subscripts(referrer->variable)) || !module_of(referrer).empty())
       continue;
-    const bool is_list = referrer->variable.starts_with("list ");
+    const bool is_list = is_appended_to(referrer->variable);
     const bool may_be_data =
         block.phase == Phase::setup || weights.contains(block.requested_bytes) || is_copy(block.made.op);
     if (!is_list && may_be_data) continue;
@@ -457,7 +458,7 @@ Found find_collected_results(const ReasonFacts& facts) {
   if (most == held.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.4)) return {};
   const auto& [name, share] = *most;
   const std::string variable = fold_subscripts(facts.referrers.find(*share.largest)->variable);
-  const bool is_list = variable.starts_with("list ");
+  const bool is_list = is_appended_to(variable);
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),

@@ -134,4 +134,30 @@ bool trains(const ReasonFacts& facts) {
   return std::ranges::any_of(facts.device.state.blocks, [](const LiveBlock& block) { return block.trained; });
 }
 
+bool is_data(const LiveBlock& block) {
+  return !block.pending_free && !is_of_models(block.category) && block.category != Category::buffer &&
+         block.category != Category::workspace;
+}
+
+bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
+  return is_one_of(where.op, ops) || is_one_of(where.inner, ops);
+}
+
+bool gathers(const Where& where) {
+  return any_op(where, {"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::repeat",
+                        "aten::repeat_interleave"});
+}
+
+std::vector<std::string> lines_for_rows() {
+  return {
+      "for part in index.split(1024): f(x[part])  # and reduce each part, or .cpu(), before the next",
+      "x.expand(beams, -1, -1)  # in place of repeat(): a view",
+      "y = adjacency @ x  # where rows are summed up afterwards (index_add, scatter): a sparse matrix makes none of "
+      "them"};
+}
+
+bool is_appended_to(std::string_view variable) {
+  return variable.starts_with("list ") || variable.starts_with("deque ");
+}
+
 }  // namespace oomdiag

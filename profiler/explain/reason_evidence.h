@@ -94,6 +94,21 @@ Reason reference_cycle(const std::string& what, int64_t bytes);
 /// Whether the request would be served with so many bytes more.
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes);
 
+/// Whether it is a tensor of the program's work, in use: of no model, and no buffer or workspace.
+bool is_data(const LiveBlock& block);
+
+/// Whether one of `ops` made it, or ran inside of what did.
+bool any_op(const Where& where, std::initializer_list<std::string_view> ops);
+
+/// Whether it takes rows, some of them several times.
+bool gathers(const Where& where);
+
+/// Lines to write where rows are copied.
+std::vector<std::string> lines_for_rows();
+
+/// Whether the variable is a list or a deque, to which results are appended.
+bool is_appended_to(std::string_view variable);
+
 /// Whether an op copies its input as it is, perhaps into another type or from the host.
 bool is_copy(std::string_view op);
 

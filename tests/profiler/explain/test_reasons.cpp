@@ -420,6 +420,24 @@ TEST_CASE("rows of a small table that are copied for each index are told from th
   CHECK(reason_of(device) != "enlarged");
 }
 
+TEST_CASE("tensors of the program's own that have a row for each of many things are counted", "[explain][reasons]") {
+  LiveBlock rays{.bytes = 64_MiB,
+                 .requested_bytes = 64_MiB,
+                 .category = Category::output,
+                 .made = {.op = "aten::cat", .module = "Field", .source = "a.py:3"},
+                 .shape = "[48, 230400, 4] float32"};
+  LiveBlock centers = rays;
+  centers.bytes = centers.requested_bytes = 48_MiB;
+  centers.shape = "[48, 230400, 3] float32";
+  DeviceHistory device = at_oom({rays, centers, centers});
+  device.failure->where = {.op = "aten::cat", .module = "Field", .source = "a.py:4"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text == "3 tensors of 48 × 230400 rows are there at once, the largest at a.py:3: 160.00 MiB in all");
+  for (LiveBlock& block : device.state.blocks) block.made.op = "aten::linear";  // a network's
+  CHECK(reason_of(device) != "equal_rows");
+}
+
 TEST_CASE("one tensor is compared with what was there before", "[explain][reasons]") {
   const LiveBlock series{.bytes = 2_MiB,
                          .requested_bytes = 2_MiB,
