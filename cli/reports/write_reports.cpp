@@ -9,6 +9,7 @@
 
 #include "cli/reports/reports.h"
 #include "cli/terminal/terminal.h"
+#include "cli/terminal/terminal_text.h"
 #include "profiler/error.h"
 #include "profiler/report/json.h"
 #include "profiler/report/report.h"
@@ -82,11 +83,7 @@ void check_writable(const fs::path& file) {
 
 void print_text(const Report& report, std::FILE* stream, bool all) {
   const OutputCapabilities capabilities = output_capabilities(fileno(stream));
-  std::string text = to_text(report, {.unicode = capabilities.unicode, .all = all});
-  if (capabilities.color) {
-    const std::size_t headline = std::min(text.find('\n'), text.size());
-    text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
-  }
+  const std::string text = terminal_text(to_text(report, {.unicode = capabilities.unicode, .all = all}), capabilities);
   if (stream == stdout) return write_out(text);
   std::fwrite(text.data(), 1, text.size(), stream);
 }

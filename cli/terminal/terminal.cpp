@@ -1,6 +1,7 @@
 #include "cli/terminal/terminal.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -33,6 +34,8 @@ OutputCapabilities output_capabilities(int descriptor) {
   OutputCapabilities capabilities{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
   capabilities.moves_cursor = capabilities.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
   capabilities.color = capabilities.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
+  winsize size{};
+  if (capabilities.is_terminal && ioctl(descriptor, TIOCGWINSZ, &size) == 0) capabilities.columns = size.ws_col;
   return capabilities;
 }
 

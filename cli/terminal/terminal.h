@@ -14,6 +14,7 @@ struct OutputCapabilities {
   bool moves_cursor = false;  ///< a terminal that can do more than print: not TERM=dumb
   bool color = false;         ///< a terminal, without NO_COLOR and not TERM=dumb
   bool unicode = false;       ///< the locale is UTF-8
+  std::size_t columns = 0;    ///< of a terminal; 0 where it does not say
 };
 
 /// OutputCapabilities for a file descriptor, from the environment.
