@@ -703,7 +703,7 @@ TEST_CASE("models of which variables lead to one at most are reference cycles", 
   device.looked_for_referrers = true;
   device.referrers = {{.variable = "variable 'net' in folds.py", .made = weight.made}};
   CHECK(reason_of(device) == "reference_cycle");
-  device.referrers.assign(3, device.referrers.front());
+  device.referrers = std::vector<Referrer>(3, device.referrers.front());
   CHECK(reason_of(device) == "several_models");
 }
 
