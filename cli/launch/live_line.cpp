@@ -1,7 +1,6 @@
 #include "cli/launch/live_line.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,13 +23,6 @@ namespace oomdiag {
 namespace {
 
 constexpr int kFewestRows = 6;
-
-/// Rows and columns of the terminal; zero where it does not say.
-winsize size_of_terminal() {
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return {};
-  return size;
-}
 
 void write_whole(const std::string& text) {
   // One call, so that nothing of the program gets in between. What a terminal does not take is lost.
@@ -62,7 +54,7 @@ std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t column
     return fmt::format("   steps {} {} {}", bars, range, unit.name);
   };
   for (size_t count = peaks.size(); count >= kFewest; --count) {  // the newest that fit
-    const std::string text = draw(std::span(peaks).last(count));
+    std::string text = draw(std::span(peaks).last(count));
     if (count_columns(text) <= columns) return text;
   }
   return {};
@@ -85,11 +77,12 @@ void LiveLine::update(const std::filesystem::path& run_folder) noexcept try {
     if (!traces.empty()) follower_ = TraceFollower::open(traces.front());
   }
   if (follower_ == nullptr) return;
-  const winsize size = size_of_terminal();
-  if (size.ws_row < kFewestRows || size.ws_col == 0) return;
-  if (size.ws_row != rows_) reserve_last_row(size.ws_row);
+  const TerminalSize size = terminal_size(STDERR_FILENO);
+  const int rows = static_cast<int>(size.rows);
+  if (rows < kFewestRows || size.columns == 0) return;
+  if (rows != rows_) reserve_last_row(rows);
   const LiveFigures& figures = follower_->read_on();
-  const size_t columns = size.ws_col - 1U;
+  const size_t columns = size.columns - 1;
   std::string text = printable(describe_live(figures), columns);
   if (unicode_) text += describe_step_peaks(figures.step_peaks, columns - count_columns(text));
   show(text);

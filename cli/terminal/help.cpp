@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +11,8 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
+
+#include "cli/terminal/terminal.h"
 
 namespace oomdiag {
 namespace {
@@ -42,9 +43,8 @@ bool is_in(const OptionGroup& group, const CLI::Option& option) {
 
 /// Columns of the terminal, within what reads well.
 std::size_t help_width() {
-  winsize size{};
-  const bool is_known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return is_known ? std::clamp<std::size_t>(size.ws_col, kMinWidth, kWidth) : kWidth;
+  const std::size_t columns = terminal_size(STDOUT_FILENO).columns;
+  return columns > 0 ? std::clamp(columns, kMinWidth, kWidth) : kWidth;
 }
 
 /// Breaks lines between words, so that each has at most `width` bytes where its words allow.
@@ -75,10 +75,11 @@ class ExampleFirst : public CLI::Formatter {
     if (is_positional) return Formatter::make_group(title, is_positional, own);
     std::string below;
     for (const OptionGroup& group : kGroups) {
-      const auto listed = std::ranges::stable_partition(own, [&](const CLI::Option* o) { return !is_in(group, *o); });
-      if (listed.empty()) continue;
-      below += Formatter::make_group(std::string(group.title), false, {listed.begin(), listed.end()});
-      own.erase(listed.begin(), listed.end());
+      const auto listed =
+          std::stable_partition(own.begin(), own.end(), [&](const CLI::Option* o) { return !is_in(group, *o); });
+      if (listed == own.end()) continue;
+      below += Formatter::make_group(std::string(group.title), false, {listed, own.end()});
+      own.erase(listed, own.end());
     }
     return Formatter::make_group(std::move(title), false, own) + below;
   }

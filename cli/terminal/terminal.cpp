@@ -30,12 +30,17 @@ bool has_utf8_locale() {
 
 }  // namespace
 
+TerminalSize terminal_size(int descriptor) {
+  winsize size{};
+  if (ioctl(descriptor, TIOCGWINSZ, &size) != 0) return {};
+  return {.rows = size.ws_row, .columns = size.ws_col};
+}
+
 OutputCapabilities output_capabilities(int descriptor) {
   OutputCapabilities capabilities{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
   capabilities.moves_cursor = capabilities.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
   capabilities.color = capabilities.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
-  winsize size{};
-  if (capabilities.is_terminal && ioctl(descriptor, TIOCGWINSZ, &size) == 0) capabilities.columns = size.ws_col;
+  capabilities.columns = terminal_size(descriptor).columns;
   return capabilities;
 }
 

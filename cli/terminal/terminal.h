@@ -17,6 +17,13 @@ struct OutputCapabilities {
   std::size_t columns = 0;    ///< of a terminal; 0 where it does not say
 };
 
+struct TerminalSize {
+  std::size_t rows = 0, columns = 0;
+};
+
+/// Zeros where the descriptor is no terminal, or one that does not say.
+TerminalSize terminal_size(int descriptor);
+
 /// OutputCapabilities for a file descriptor, from the environment.
 OutputCapabilities output_capabilities(int descriptor);
 

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cli/terminal/terminal.h"
 #include "profiler/report/printable.h"
@@ -13,28 +14,50 @@
 namespace oomdiag {
 namespace {
 
-constexpr std::size_t kWidthOfTables = 72;  ///< where the figures of a report end
+constexpr std::size_t kFewestBlanks = 2;  ///< between two columns
 
-/// The row without the bar behind its figures.
-std::string_view without_bar(std::string_view row) {
-  const std::size_t last = row.find_last_not_of(" #\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f");
-  return last == row.npos || row.substr(0, last + 1).find("  ") == row.npos ? row : row.substr(0, last + 1);
+struct Gap {
+  std::size_t begin = 0, length = 0;
+};
+
+/// The longest run of blanks within the row.
+Gap longest_gap(std::string_view row) {
+  Gap longest;
+  for (std::size_t at = row.find_first_not_of(' '); at < row.size();) {
+    const std::size_t begin = std::min(row.find(' ', at), row.size());
+    at = std::min(row.find_first_not_of(' ', begin), row.size());
+    if (at - begin > longest.length) longest = {.begin = begin, .length = at - begin};
+  }
+  return longest;
 }
 
-std::string narrowed_row(const std::string& row, std::size_t columns) {
-  constexpr std::size_t kFewestBlanks = 2;
-  if (count_columns(row) <= columns) return row;
-  std::string shorter(without_bar(row));
-  const std::size_t begin = shorter.find_first_not_of(' ');
-  std::size_t longest = 0, at = 0;
-  for (std::size_t i = begin; i < shorter.size(); ++i) {
-    const std::size_t end = std::min(shorter.find_first_not_of(' ', i), shorter.size());
-    if (end - i > longest) longest = end - i, at = i;
-    i = std::max(i, end);
+/// The row without the bar behind its figures.
+std::string without_bar(const std::string& row) {
+  const std::size_t last = row.find_last_not_of(" #\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f");
+  const std::string bare = row.substr(0, last + 1);
+  return longest_gap(bare).length < kFewestBlanks ? row : bare;
+}
+
+/// A title, and rows that are indented further.
+bool is_table(const std::vector<std::string>& rows) {
+  const auto is_row = [](const std::string& row) { return row.starts_with("    "); };
+  return rows.size() > 1 && std::all_of(rows.begin() + 1, rows.end(), is_row);
+}
+
+std::size_t widest(const std::vector<std::string>& rows) {
+  std::size_t columns = 0;
+  for (const std::string& row : rows) columns = std::max(columns, count_columns(row));
+  return columns;
+}
+
+void narrow_table(std::vector<std::string>& rows, std::size_t columns) {
+  if (widest(rows) > columns) std::ranges::transform(rows, rows.begin(), without_bar);
+  const std::size_t width = widest(rows);
+  if (width <= columns) return;
+  for (std::string& row : rows) {
+    const Gap gap = longest_gap(row);
+    if (gap.length > kFewestBlanks) row.erase(gap.begin, std::min(width - columns, gap.length - kFewestBlanks));
   }
-  const std::size_t too_many = kWidthOfTables > columns ? kWidthOfTables - columns : 0;
-  if (longest >= too_many + kFewestBlanks) shorter.erase(at, too_many);
-  return shorter;
 }
 
 std::string coloured_row(std::string row) {
@@ -49,9 +72,23 @@ std::string coloured_row(std::string row) {
 }  // namespace
 
 std::string narrowed(const std::string& text, std::size_t columns) {
-  std::istringstream rows(text);
-  std::string row, shown;
-  while (std::getline(rows, row)) shown += narrowed_row(row, columns) + "\n";
+  std::istringstream lines(text);
+  std::vector<std::string> part;  // up to an empty line
+  std::string line, shown;
+  const auto show_part = [&] {
+    if (is_table(part)) narrow_table(part, columns);
+    for (const std::string& row : part) shown += row + "\n";
+    part.clear();
+  };
+  while (std::getline(lines, line)) {
+    if (!line.empty()) {
+      part.push_back(line);
+      continue;
+    }
+    show_part();
+    shown += "\n";
+  }
+  show_part();
   return shown;
 }
 

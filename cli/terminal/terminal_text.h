@@ -11,8 +11,8 @@ namespace oomdiag {
 /// row; rows of tables closer where the terminal is narrower than they are. Unchanged where the output is no terminal.
 std::string terminal_text(const std::string& text, const OutputCapabilities& capabilities);
 
-/// `text` for `columns` columns: a row that is too wide loses its bar first, then blanks between its columns, of all rows equally
-/// many, so that figures stay below each other. What is too long by itself stays.
+/// `text` for `columns` columns: a table that is too wide loses its bars first, then blanks, each row equally many, so that figures
+/// stay below each other. What is too long by itself stays.
 std::string narrowed(const std::string& text, std::size_t columns);
 
 }  // namespace oomdiag

@@ -190,11 +190,14 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .framework = name_framework(device),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);
-  const auto cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt;
-  findings.reason = find_reason({.device = device, .growths = findings.growths, .cause = cause});
+  ReasonFacts facts{.device = device,
+                    .growths = findings.growths,
+                    .cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt};
+  findings.reason = find_reason(facts);
   findings.fixes = predict_fixes(model);
   if (is_fragmented) {
-    const auto reason = find_reason({.device = device, .growths = findings.growths, .cause = CauseKind::capacity});
+    facts.cause = CauseKind::capacity;
+    const auto reason = find_reason(facts);
     if (reason) findings.if_too_large = Advice{.reason = *reason, .fixes = findings.fixes};
     if (reason) add_cure(*reason, model, findings.if_too_large->fixes);
   }

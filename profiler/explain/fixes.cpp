@@ -412,6 +412,11 @@ const FixRow* find_fix(std::string_view id) {
   return nullptr;
 }
 
+bool cures_reason(std::string_view id) {
+  const FixRow* const row = find_fix(id);
+  return row != nullptr && row->cures_reason;
+}
+
 std::vector<std::string> split_lines(std::string_view lines) {
   std::vector<std::string> list;
   while (!lines.empty()) {

@@ -46,6 +46,9 @@ std::span<const FixRow> list_fixes();
 /// The row of an id, of a numbered one too; nullptr for unknown ones and for combinations ("checkpoint+autocast_bf16").
 const FixRow* find_fix(std::string_view id);
 
+/// Whether it is the cure of a reason, and proposed with that alone.
+bool cures_reason(std::string_view id);
+
 /// `lines` one by one.
 std::vector<std::string> split_lines(std::string_view lines);
 

@@ -154,11 +154,13 @@ std::vector<std::string_view> list_attributes_in_graphs(const ReasonFacts& facts
   return names;
 }
 
-std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth) {
+/// `states`: what one step hands to the next.
+std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth,
+                                          const std::vector<std::string_view>& states) {
   const std::string_view name = variable_name(growth.referrer);
   if (!growth.is_collected()) {
     std::vector<std::string> lines;
-    for (const std::string_view state : list_attributes_in_graphs(facts))
+    for (const std::string_view state : states)
       lines.push_back(fmt::format("{0} = {0}.detach()  # before the next step uses it", state));
     constexpr int64_t kScalar = 8;
     const auto kept = std::ranges::find(facts.device.referrers, growth.referrer, &Referrer::variable);
@@ -200,7 +202,7 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
   if (const size_t module = name.find("._modules["); module != name.npos) {
-    const std::string_view models = name.substr(0, std::min(module, name.find('[')));
+    const std::string_view models = container_name(referrer).substr(0, module);
     return fmt::format(
         "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
   }
@@ -304,7 +306,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
                                     growing_text(*growth), handed),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = lines_for_graphs(facts, *growth)};
+                .how = lines_for_graphs(facts, *growth, states)};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
@@ -451,8 +453,7 @@ Found find_collected_results(const ReasonFacts& facts) {
     const bool may_be_data =
         block.phase == Phase::setup || weights.contains(block.requested_bytes) || is_copy(block.made.op);
     if (!is_list && may_be_data) continue;
-    const std::string_view name = variable_name(referrer->variable);
-    held[name.substr(0, name.find('['))].add(block);
+    held[container_name(referrer->variable)].add(block);
   }
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == held.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.4)) return {};

@@ -15,8 +15,8 @@
 #include "profiler/explain/shape.h"
 #include "profiler/replay/history.h"
 
-// Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, a dense matrix of n × n, an
-// enlarged image, scores of attention.
+// Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, an enlarged image, scores of
+// attention.
 //
 // Shapes of tensors are known once autograd has saved them, sizes always. An op of equal sizes has its operands alive beside its
 // result. So where all that lives beside a result, and beside what later ops made of as many elements, is at most a quarter

@@ -54,7 +54,7 @@ std::optional<bool> builds_graph(const ReasonFacts& facts) {
 
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
   const OutOfMemory* failed = failure(facts);
-  return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));
+  return failed != nullptr && any_op(failed->where, ops);
 }
 
 bool is_of_models(Category category) {
@@ -76,6 +76,11 @@ bool is_of_as_many(int64_t a, int64_t b) {
     if (std::abs(large - ratio * small) < kMinBlockBytes * ratio) return true;
   }
   return false;
+}
+
+std::string_view container_name(std::string_view variable) {
+  const std::string_view name = variable_name(variable);
+  return name.substr(0, name.find('['));
 }
 
 std::string_view module_of(const Referrer* referrer) {

@@ -80,6 +80,9 @@ bool is_of_as_many(int64_t a, int64_t b);
 /// "history" of "list 'history' in train.py", as the program calls it; or empty.
 std::string_view variable_name(std::string_view variable);
 
+/// The same of the outermost container alone: "nets" of "nets[0].seen".
+std::string_view container_name(std::string_view variable);
+
 /// "model" of "dict 'model._modules[0]._parameters' in train.py": the variable of a module that a parameter or a buffer belongs
 /// to, whether the module was ever called or not. Empty where the referrer is none of a module.
 std::string_view module_of(const Referrer* referrer);

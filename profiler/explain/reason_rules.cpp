@@ -233,12 +233,11 @@ Found find_sparse_operand(const ReasonFacts& facts) {
 
 namespace {
 
-/// Of the program's own variables, each once, at most three; of an item of a container the container.
-void add_name(std::string_view name, std::vector<std::string>& names) {
+/// Of the program's own variables, each once, at most three.
+void add_name(std::string_view name, std::vector<std::string_view>& names) {
   constexpr size_t kMost = 3;
-  std::string whole(name.substr(0, name.find('[')));
-  const bool is_known = whole.empty() || std::ranges::find(names, whole) != names.end();
-  if (!is_known && names.size() < kMost) names.push_back(std::move(whole));
+  const bool is_known = name.empty() || std::ranges::find(names, name) != names.end();
+  if (!is_known && names.size() < kMost) names.push_back(name);
 }
 
 }  // namespace
@@ -246,7 +245,7 @@ void add_name(std::string_view name, std::vector<std::string>& names) {
 Found find_earlier_outputs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
-  std::vector<std::string> names;
+  std::vector<std::string_view> names;
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_tensor = block.category == Category::output || block.category == Category::activation ||
                            block.category == Category::temporary;
@@ -256,7 +255,7 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
     const Referrer* const referrer = facts.referrers.find(block);
     // What is older, and no variable of the program has, may be somebody's cache.
     if (block.step + 1 < now && referrer == nullptr) return false;
-    if (referrer != nullptr) add_name(variable_name(referrer->variable), names);
+    if (referrer != nullptr) add_name(container_name(referrer->variable), names);
     return true;
   });
   if (!is_large(facts, earlier.bytes, 0.15)) return {};

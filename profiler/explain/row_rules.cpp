@@ -26,11 +26,13 @@ bool makes_layer(const Where& where) {
                         "aten::dropout", "aten::softmax", "aten::scaled_dot_product_attention"});
 }
 
+constexpr const char* kInParts =
+    "parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next";
+
 std::vector<std::string> lines_for_large_result(const Where& where) {
   if (any_op(where, {"aten::contiguous", "aten::clone", "aten::reshape"}))
     return {"x.unfold(1, size, step)  # is a view: a copy only of the windows that are used, or a larger step",
-            "parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next"};
-
+            kInParts};
   if (any_op(where, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"}))
     return {
         "out = torch.empty(rows, width)  # filled part by part: a list and what cat() makes of it are there at once",
@@ -45,7 +47,7 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
     return {
         "x = torch.zeros(…)  # of fewer or smaller dimensions, as only the diagonal; in half precision, or on the "
         "host"};
-  return {"parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next"};
+  return {kInParts};
 }
 
 /// The largest tensor that was there before, where a variable has it and it tells something about one of `bytes`: it is as large, or
@@ -88,15 +90,14 @@ Found find_gathered_rows(const ReasonFacts& facts) {
 // A table with a large row for each of a few kinds, looked up for each item: matrices of edges, filters of pixels.
 Found find_copied_rows_of_table(const ReasonFacts& facts) {
   constexpr int64_t kManyTimes = 64;
-  std::map<std::string_view, const LiveBlock*> tables;  // by module
+  std::map<std::string_view, const LiveBlock*> parameters;  // by name
   for (const LiveBlock& block : facts.device.state.blocks) {
-    constexpr std::string_view kWeight = ".weight";
-    const bool is_table = block.category == Category::parameter && block.name.ends_with(kWeight);
-    if (is_table) tables.emplace(block.name.substr(0, block.name.size() - kWeight.size()), &block);
+    if (block.category == Category::parameter) parameters.emplace(block.name, &block);
   }
   const auto table_of = [&](const Where& made) -> const LiveBlock* {
-    const auto found = any_op(made, {"aten::embedding"}) ? tables.find(made.module) : tables.end();
-    return found == tables.end() ? nullptr : found->second;
+    if (!any_op(made, {"aten::embedding"})) return nullptr;
+    const auto found = parameters.find(fmt::format("{}.weight", made.module));
+    return found == parameters.end() ? nullptr : found->second;
   };
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};

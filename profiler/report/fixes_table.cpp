@@ -55,13 +55,8 @@ std::string details_of(const Fix& fix) {
   return lines_of(fix, "      ") + (costs.empty() ? "" : "      costs: " + printable(costs, kColumns - 7) + "\n");
 }
 
-bool cures_reason(const Fix& fix) {
-  const FixRow* row = find_fix(fix.id);
-  return row != nullptr && row->cures_reason;
-}
-
 /// Worth the line "fix": it fits, or cures the reason and is not known not to fit.
-bool is_answer(const Fix& fix) { return fits(fix) == true || (cures_reason(fix) && !fits(fix)); }
+bool is_answer(const Fix& fix) { return fits(fix) == true || (cures_reason(fix.id) && !fits(fix)); }
 
 bool in_leak(const std::vector<Fix>& fixes) {
   return std::ranges::any_of(fixes, [](const Fix& fix) { return fix.postpones_to_step.has_value(); });

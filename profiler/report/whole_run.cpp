@@ -27,11 +27,10 @@ const ReportOfDevice* find_device(const Report& report, int index) {
 void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& state, int64_t peak_bytes) {
   const bool is_fragmented = state.cause->kind == CauseKind::fragmentation;
   for (Fix fix : state.fixes) {
-    const FixRow* const row = find_fix(fix.id);
     const bool known =
         std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.label == fix.label; });
     const bool packs = is_fragmented && fix.id == "expandable_segments";
-    if (known || (!packs && (row == nullptr || !row->cures_reason))) continue;
+    if (known || (!packs && !cures_reason(fix.id))) continue;
     if (packs) fix.predicted_peak_bytes = peak_bytes;
     fixes.insert(fixes.begin(), fix);
   }

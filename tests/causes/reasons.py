@@ -223,6 +223,23 @@ def newest_threads():
     return [dataclasses.replace(pattern, module="new_threads", held_back=number % 3 == 2) for number, pattern in enumerate(listed)]
 
 
+# By the option that chooses it, in the order of their writing: where its programs are, and its patterns.
+SUITES = {
+    "threads": ("threads.py", threads),
+    "later": ("later_threads.py", later_threads),
+    "new": ("new_threads.py", new_threads),
+    "newest": ("new_threads.py, those of its end", newest_threads),
+    "fresh": ("fresh_threads.py", lambda: fresh(Pattern)),
+    "other": ("other_threads.py", lambda: other(Pattern)),
+    "unseen": ("unseen_threads.py", lambda: unseen(Pattern)),
+    "public": ("public_threads.py", lambda: public(Pattern)),
+    "issues": ("issue_threads.py", lambda: issues(Pattern)),
+    "recent": ("recent_threads.py", lambda: recent(Pattern)),
+    "latest": ("latest_threads.py", lambda: latest(Pattern)),
+    "final": ("final_threads.py", lambda: final(Pattern)),
+}
+
+
 def job_of(pattern, fixed):
     return {"name": pattern.function + (", fixed" if fixed else ""), "module": pattern.module, "function": pattern.function,
             "arguments": {"fixed": True} if fixed else {}, "memory_mib": pattern.memory, "environment": pattern.environment,
@@ -253,24 +270,12 @@ def main():
     parser.add_argument("-v", action="store_true")
     parser.add_argument("-k", default="", help="patterns with this in their function only")
     parser.add_argument("--seen", action="store_true", help="without those that are held back")
-    parser.add_argument("--threads", action="store_true", help="the programs of threads.py")
-    parser.add_argument("--later", action="store_true", help="the programs of later_threads.py")
-    parser.add_argument("--new", action="store_true", help="the programs of new_threads.py")
-    parser.add_argument("--newest", action="store_true", help="those of its end")
-    parser.add_argument("--fresh", action="store_true", help="the programs of fresh_threads.py")
-    parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
-    parser.add_argument("--unseen", action="store_true", help="the programs of unseen_threads.py")
-    parser.add_argument("--public", action="store_true", help="the programs of public_threads.py")
-    parser.add_argument("--issues", action="store_true", help="the programs of issue_threads.py")
-    parser.add_argument("--recent", action="store_true", help="the programs of recent_threads.py")
-    parser.add_argument("--latest", action="store_true", help="the programs of latest_threads.py")
-    parser.add_argument("--final", action="store_true", help="the programs of final_threads.py")
+    for name, (file, _) in SUITES.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"the programs of {file}")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    suites = {"final": lambda: final(Pattern), "latest": lambda: latest(Pattern), "recent": lambda: recent(Pattern), "issues": lambda: issues(Pattern), "public": lambda: public(Pattern), "unseen": lambda: unseen(Pattern), "other": lambda: other(Pattern),
-              "fresh": lambda: fresh(Pattern), "newest": newest_threads, "new": new_threads, "later": later_threads,
-              "threads": threads}
-    listed = next((suites[name]() for name in suites if getattr(options, name)), None) or patterns()
+    chosen_suite = next((suite for name, (_, suite) in SUITES.items() if getattr(options, name)), patterns)
+    listed = chosen_suite()
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function

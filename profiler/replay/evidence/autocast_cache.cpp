@@ -79,6 +79,24 @@ int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParam
   return bytes;
 }
 
+/// Of the casts that are no parameter's first one, those of the sizes of a parameter of their module.
+void add_repeated(const MemoryState& state, const Candidates& casts, AutocastUse& use) {
+  if (casts.empty()) return;
+  std::set<std::pair<std::string_view, std::string>> weights;  // modules and sizes
+  for (const LiveBlock& block : state.blocks) {
+    if (!is_castable(block)) continue;
+    const std::string_view module = module_of_parameter(block.name), sizes = text_of_sizes(block.shape);
+    weights.emplace(module, sizes);
+    weights.emplace(module, transposed(sizes));
+  }
+  for (const LiveBlock* cast : casts) {
+    const std::string_view sizes = text_of_sizes(cast->shape);
+    if (sizes.empty() || !weights.contains({cast->made.module, std::string(sizes)})) continue;
+    use.repeated_bytes += cast->bytes;
+    ++use.repeated_count;
+  }
+}
+
 }  // namespace
 
 AutocastUse find_autocast(const MemoryState& state) {
@@ -92,12 +110,6 @@ AutocastUse find_autocast(const MemoryState& state) {
     use.made_bytes += block.bytes;
     if (makes_copy(block.made.inner)) casts.push_back(&block);
   }
-  std::set<std::pair<std::string_view, std::string>> weights;  // modules and sizes
-  for (const LiveBlock* parameter : parameters) {
-    const std::string_view module = module_of_parameter(parameter->name), sizes = text_of_sizes(parameter->shape);
-    weights.emplace(module, sizes);
-    weights.emplace(module, transposed(sizes));
-  }
   use.cache_bytes = take_pairs(
       casts, parameters, [](const LiveBlock& parameter) { return module_of_parameter(parameter.name); },
       [](const LiveBlock& cast) { return std::array{std::string(cast.made.module)}; });
@@ -108,12 +120,7 @@ AutocastUse find_autocast(const MemoryState& state) {
         const std::string_view sizes = text_of_sizes(cast.shape);
         return std::array{std::string(sizes), transposed(sizes)};
       });
-  for (const LiveBlock* cast : casts) {
-    const std::string_view sizes = text_of_sizes(cast->shape);
-    if (sizes.empty() || !weights.contains({cast->made.module, std::string(sizes)})) continue;
-    use.repeated_bytes += cast->bytes;
-    ++use.repeated_count;
-  }
+  add_repeated(state, casts, use);
   return use;
 }
 

@@ -6,13 +6,17 @@ namespace oomdiag {
 
 TEST_CASE("rows lose their bar and blanks on a narrow terminal, and figures stay below each other", "[cli]") {
   const std::string text =
+      "  why        capacity: the step needs 14.07 GiB, and 11.48 GiB are available\n\n"
+      "  GPU memory at the peak                                              MiB\n"
       "    parameters                                                      64.17  \u2588\u2588\u258a\n"
-      "    free                                                         23258.88\n"
+      "    free                                                         23258.88\n\n"
       "  next: oomdiag explain oomdiag-runs/oomdiag-31800 --all\n";
-  CHECK(narrowed(text, 100) == text);
+  CHECK(narrowed(text, 80) == text);
   CHECK(narrowed(text, 60) ==
-        "    parameters                                          64.17\n"
-        "    free                                             23258.88\n"
+        "  why        capacity: the step needs 14.07 GiB, and 11.48 GiB are available\n\n"
+        "  GPU memory at the peak                                 MiB\n"
+        "    parameters                                         64.17\n"
+        "    free                                            23258.88\n\n"
         "  next: oomdiag explain oomdiag-runs/oomdiag-31800 --all\n");
 }
 

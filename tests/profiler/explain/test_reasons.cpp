@@ -399,8 +399,7 @@ TEST_CASE("rows that an index copies are named, and indices of as many elements"
   CHECK(reason_of(device) == "wide_index");
 }
 
-TEST_CASE("rows of a small table that are copied for each index are told from the embedding of words",
-          "[explain][reasons]") {
+TEST_CASE("rows of a small table that are copied for each index are no embedding of words", "[explain][reasons]") {
   LiveBlock table = parameter("edges.weight", true);
   table.bytes = table.requested_bytes = 96_KiB;
   table.shape = "[6, 4096] float32";
