@@ -31,6 +31,7 @@ std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
 
 int to_order(FixCost cost) {
   switch (cost) {
+    case FixCost::setting:
     case FixCost::none:
       return kNoWork;
     case FixCost::less_precise:

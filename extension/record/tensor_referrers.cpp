@@ -211,6 +211,16 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   return kind + " '" + named + "' in " + place;
 }
 
+namespace {
+
+/// ["loss"], as the program writes it; [3] of a number, also of one that is a text, as names of modules in a list are.
+std::string subscript(const std::string& key) {
+  const bool is_plain = key == kNoKey || key.find_first_not_of("-0123456789") == key.npos;
+  return is_plain ? "[" + key + "]" : "[\"" + key + "\"]";
+}
+
+}  // namespace
+
 // How the object is called by the one that refers to it: ".cache", "[3]", "['loss']", or empty.
 std::string TensorReferrers::name_of_step(uint32_t index) const {
   const uint32_t parent = reached_[index].parent;
@@ -219,7 +229,7 @@ std::string TensorReferrers::name_of_step(uint32_t index) const {
     const uint32_t owner = reached_[parent].parent;
     const bool is_attributes = owner != kNone && reader_.dict_of(reached_[owner].object).get() == container;
     const std::string key = key_of(container, item);
-    return is_attributes ? "." + key : "[" + key + "]";
+    return is_attributes ? "." + key : subscript(key);
   }
   if (reader_.is_a(container, api_.list_type) || reader_.is_a(container, api_.tuple_type)) {
     const bool is_list = reader_.is_a(container, api_.list_type);

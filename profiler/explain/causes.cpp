@@ -68,8 +68,10 @@ bool is_fragmented(const FailureFacts& f) { return f.is_enough_if_packed() && re
 bool waits_for_stream(const FailureFacts& f) { return !f.is_enough_if_packed() && f.pending_free_bytes >= missing(f); }
 
 bool is_taken_by_others(const FailureFacts& f) {
+  constexpr int64_t kLeastPart = 50;  // of the GPU: less is a library's workspace, and what PyTorch holds is the cause
   const int64_t foreign = std::max<int64_t>(0, f.non_pytorch_bytes - f.usual_non_pytorch_bytes);
-  return f.total_is_known && !f.is_enough_if_packed() && foreign >= missing(f);
+  const bool is_worth_naming = foreign * kLeastPart >= f.total_bytes;
+  return f.total_is_known && is_worth_naming && !f.is_enough_if_packed() && foreign >= missing(f);
 }
 
 // If the step lacks more than the workspace itself, a slower algorithm does not help.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -123,6 +124,103 @@ Found find_repeated_rows(const ReasonFacts& facts) {
                                     at(where), alike.count, with_unit(repetition.result->bytes)),
                 .bytes = bytes - bytes / repetition.copies,
                 .fix = "repeat_later"};
+}
+
+// As a mask that is repeated for each sample of a batch, or words for each pair of them. Where tensors of several sizes may be what is
+// repeated, none of them is named.
+Found find_repeated_tensor(const ReasonFacts& facts) {
+  constexpr int64_t kFewest = 2, kFewestOfData = 4, kWorthLooking = 1 << 18;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr) return {};
+  const auto name_of = [&](const LiveBlock& block) {
+    const Referrer* const referrer = facts.referrers.find(block);
+    return block.category == Category::buffer ? std::string(block.name)
+           : referrer == nullptr              ? std::string()
+                                              : std::string(referrer->variable);
+  };
+  const auto operands_of = [&](const Where& where, int64_t bytes) {
+    std::map<int64_t, const LiveBlock*> operands;  // by how often they are copied
+    if (!repeats(where)) return operands;
+    for (const LiveBlock& block : facts.device.state.blocks) {
+      const int64_t copies = count_copies(bytes, block.requested_bytes);
+      const bool is_buffer = block.category == Category::buffer;
+      const bool may_be = (is_buffer || is_data(block)) && block.requested_bytes >= kWorthLooking;
+      if (may_be && copies >= (is_buffer ? kFewest : kFewestOfData) && !name_of(block).empty())
+        operands.emplace(copies, &block);
+    }
+    return operands;
+  };
+  Where where = failed->where;
+  int64_t copied = failed->requested_bytes;
+  std::map<int64_t, const LiveBlock*> operands = operands_of(where, copied);
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!operands.empty() || block.pending_free) continue;
+    where = block.made;
+    copied = block.requested_bytes;
+    operands = operands_of(where, copied);
+  }
+  if (operands.empty()) return {};
+  const Share alike =
+      sum_blocks(facts, [&](const LiveBlock& block) { return is_of_as_many(block.requested_bytes, copied); });
+  const int64_t asked = is_of_as_many(failed->requested_bytes, copied) ? failed->requested_bytes : 0;
+  if (!is_large(facts, alike.bytes + asked, 0.4)) return {};
+  const auto& [copies, operand] = *operands.begin();
+  const std::string what =
+      operands.size() > 1
+          ? "copies a tensor many times"
+          : fmt::format("copies {} {} {} times", name_of(*operand),
+                        operand->shape.empty() ? with_unit(operand->bytes) : std::string(operand->shape), copies);
+  return Reason{.id = {},
+                .text = fmt::format("{}{} {}{}: {} in all", where.op, at(where), what,
+                                    alike.count + (asked > 0 ? 1 : 0) > 1 ? ", and what follows is as large" : "",
+                                    with_unit(alike.bytes + asked)),
+                .bytes = (alike.bytes + asked) / copies * (copies - 1),
+                .fix = "repeat_later",
+                .how = {"mask.to(dtype).expand(batch, -1, -1, -1)  # a view of the one tensor, in place of repeat()",
+                        "for part in index.split(64): …  # or as many copies at a time"}};
+}
+
+// In a layer: the program's own copies are large results.
+Found find_expanded_copy(const ReasonFacts& facts) {
+  constexpr int64_t kManyTimes = 4;
+  if (!fails_in(facts, {"aten::reshape", "aten::contiguous", "aten::clone", "aten::flatten"})) return {};
+  const Where where = failed_in(facts);
+  const int64_t bytes = requested_bytes(facts);
+  if (where.module.empty() || !is_large(facts, bytes)) return {};
+  int64_t largest = 0;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!block.pending_free) largest = std::max(largest, block.requested_bytes);
+  }
+  if (largest * kManyTimes > bytes) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{}{} writes out a tensor that was expanded or unfolded: {} of at most {}",
+                                    where.op, at(where), with_unit(bytes), with_unit(largest)),
+                .bytes = bytes,
+                .fix = "repeat_later",
+                .how = {"x.expand(n, -1, -1)[start:end]  # a part of the view at a time, in place of a copy of all"}};
+}
+
+Found find_large_cast(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || builds_graph(facts).value_or(false)) return {};
+  if (!is_large(facts, failed->requested_bytes)) return {};
+  const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && is_of_as_many(block.requested_bytes, failed->requested_bytes) &&
+           block.requested_bytes * 3 < failed->requested_bytes * 2;
+  });
+  if (operand.largest == nullptr) return {};
+  const Referrer* const referrer = facts.referrers.find(*operand.largest);
+  return Reason{.id = {},
+                .text = fmt::format("{}{} makes a copy of {} in another type, {} times as large as {}{}",
+                                    failed->where.op, at(failed->where), with_unit(failed->requested_bytes),
+                                    failed->requested_bytes / std::max<int64_t>(1, operand.largest->requested_bytes),
+                                    referrer == nullptr ? "its tensor of " + with_unit(operand.largest->requested_bytes)
+                                                        : std::string(referrer->variable),
+                                    operand.largest->shape.empty() ? "" : fmt::format(", {}", operand.largest->shape)),
+                .bytes = failed->requested_bytes,
+                .fix = "enlarge_in_parts",
+                .how = {"for part in masks.split(16): f(part.float())  # a part at a time, each reduced before the "
+                        "next; or .half()"}};
 }
 
 Found find_elementwise_copies(const ReasonFacts& facts) {

@@ -125,6 +125,14 @@ std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const 
   return findings.growths.front().last_step + static_cast<uint32_t>(steps);
 }
 
+/// What else is behind the cause, with its cure: where the first one does not help, it is what a reader can change.
+void add_besides(const std::optional<Reason>& reason, const StepModel& model, Findings& findings) {
+  if (!reason) return;
+  findings.besides = Advice{.reason = *reason, .fixes = findings.fixes};
+  add_cure(*reason, model, findings.besides->fixes);
+  if (reason != findings.reason) add_cure(*reason, model, findings.fixes);
+}
+
 }  // namespace
 
 bool has_caught(const DeviceHistory& device) {
@@ -192,14 +200,16 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.batch = describe_batch(device, model);
   ReasonFacts facts{.device = device,
                     .growths = findings.growths,
-                    .cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt};
+                    .cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt,
+                    .batch = findings.batch ? findings.batch->batch : 0};
   findings.reason = find_reason(facts);
   findings.fixes = predict_fixes(model);
   if (is_fragmented) {
     facts.cause = CauseKind::capacity;
     const auto reason = find_reason(facts);
-    if (reason) findings.if_too_large = Advice{.reason = *reason, .fixes = findings.fixes};
-    if (reason) add_cure(*reason, model, findings.if_too_large->fixes);
+    add_besides(reason, model, findings);
+  } else if (findings.reason) {
+    add_besides(find_second_reason(facts, *findings.reason), model, findings);
   }
   if (findings.reason) add_cure(*findings.reason, model, findings.fixes);
   return findings;

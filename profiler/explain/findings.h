@@ -111,8 +111,9 @@ struct Findings {
   std::optional<BatchModel> batch{};
   std::vector<Fix> fixes{};
   std::optional<Reason> reason{};  ///< what of the program is behind the cause, where that is known
-  /// Of fragmentation: what takes the place of both where a complete run shows that the step does not fit even if all is packed.
-  std::optional<Advice> if_too_large{};
+  /// What else is behind it. Of fragmentation it takes the place of both where a complete run shows that the step does not fit even if all
+  /// is packed.
+  std::optional<Advice> besides{};
 
   bool operator==(const Findings&) const = default;
 };

@@ -13,6 +13,7 @@ namespace oomdiag {
 
 /// What a fix costs, in the order in which one would try them.
 enum class FixCost : uint8_t {
+  setting,          ///< nothing, and no line of the program changes
   none,             ///< the same results at the same speed, or nearly so
   less_precise,     ///< the same training in fewer bits
   recomputation,    ///< work is done twice, or memory is copied to the host and back

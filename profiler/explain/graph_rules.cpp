@@ -261,6 +261,7 @@ Found find_graph_without_use(const ReasonFacts& facts) {
 Found find_passes_without_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
   if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
+  if (find_reference_cycle(facts)) return {};  // no variable keeps these graphs
   const std::string line = short_place(growth->held);
   return Reason{.id = {},
                 .text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "

@@ -54,7 +54,12 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   const bool in_graph = std::ranges::any_of(facts.device.step_allocations.blocks, [&](const StepAllocation& block) {
     return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
   });
-  return in_graph && keeps_nodes(facts);
+  if (!in_graph || !keeps_nodes(facts)) return false;
+  // Nodes that are reached may be too few for all that stays: each step has left one at each of these places.
+  int64_t nodes = 0;
+  for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
+  const auto places = static_cast<int64_t>(growth.place_count);
+  return places * (growth.last_step - growth.first_step) <= nodes;
 }
 
 /// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
@@ -155,15 +160,15 @@ std::vector<std::string_view> list_attributes_in_graphs(const ReasonFacts& facts
 }
 
 /// `states`: what one step hands to the next.
-std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth,
+std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::string& variable,
                                           const std::vector<std::string_view>& states) {
-  const std::string_view name = variable_name(growth.referrer);
-  if (!growth.is_collected()) {
+  const std::string_view name = variable_name(variable);
+  if (!is_container(variable)) {
     std::vector<std::string> lines;
     for (const std::string_view state : states)
       lines.push_back(fmt::format("{0} = {0}.detach()  # before the next step uses it", state));
     constexpr int64_t kScalar = 8;
-    const auto kept = std::ranges::find(facts.device.referrers, growth.referrer, &Referrer::variable);
+    const auto kept = std::ranges::find(facts.device.referrers, variable, &Referrer::variable);
     const bool is_tensor = kept != facts.device.referrers.end() && kept->bytes > kScalar;
     if (lines.empty() && is_tensor) lines.push_back(fmt::format("{0} = {0}.detach()  # at the end of the step", name));
     if (lines.empty())
@@ -171,7 +176,7 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth
                                   name.empty() || name == "loss" ? "total" : name));
     return lines;
   }
-  const bool is_list = is_appended_to(growth.referrer);
+  const bool is_list = is_appended_to(variable);
   std::vector<std::string> lines{fmt::format(
       "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
   if (facts.device.attribution.backward_bytes == 0)
@@ -299,14 +304,14 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
   const std::string keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   const std::vector<std::string_view> states =
-      growth->is_collected() ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
+      is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
   const std::string handed = states.empty() ? "" : fmt::format("; {} hands it to the next", fmt::join(states, ", "));
   return Reason{.id = {},
                 .text = fmt::format("{} keeps the graph of each step{}, {}{}", keeps, at(growth->held),
                                     growing_text(*growth), handed),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = lines_for_graphs(facts, *growth, states)};
+                .how = lines_for_graphs(facts, variable, states)};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
@@ -318,7 +323,7 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
   if (is_let_go(facts, *growth)) return {};
   return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
-                         growth->grown_bytes);
+                         growth->grown_bytes, growth->kind == GrowthKind::retained_graph);
 }
 
 // Of most tensors that stay a variable has a part only.
@@ -347,6 +352,26 @@ Found find_small_views(const ReasonFacts& facts) {
       .bytes = growth->grown_bytes,
       .fix = "stop_growth",
       .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
+}
+
+Found find_joined_results(const ReasonFacts& facts) {
+  constexpr double kMost = 0.7;  // what the last steps added is in no growth yet
+  const Growth* growth = leading_growth(facts);
+  const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
+  const int64_t requested = requested_bytes(facts);
+  if (!kept || !fails_in(facts, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"})) return {};
+  if (static_cast<double>(requested) < kMost * static_cast<double>(growth->grown_bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} joins what {} keeps of each step ({}): {} more, while all parts are still there",
+                          failed_in(facts).op, at(failed_in(facts)),
+                          growth->referrer.empty() ? "the program" : growth->referrer, growing_text(*growth),
+                          with_unit(requested)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = {
+          line_for_kept(growth->referrer, false),
+          "out = torch.empty(rows, width)  # or filled in the loop, in place of a list and what cat() makes of it"}};
 }
 
 Found find_kept_tensors(const ReasonFacts& facts) {
@@ -384,13 +409,48 @@ Found find_kept_traceback(const ReasonFacts& facts) {
       .how = {"failed.append(str(error))  # in place of the exception; or error.with_traceback(None)"}};
 }
 
+namespace {
+
+Reason output_on_context(const std::string& what, int64_t bytes) {
+  return {.id = {},
+          .text = fmt::format("{}: an output that is put on ctx keeps its node, and that keeps ctx", what),
+          .bytes = bytes,
+          .fix = "save_output",
+          .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
+}
+
+bool is_function(const Where& made) { return !made.op.empty() && !contains(made.op, "::") && made.node.empty(); }
+
+/// The same before any step has ended: much that one function has made, of which no variable and no graph is known.
+Found find_output_on_context_without_steps(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 8;
+  if (!facts.device.looked_for_referrers || keeps_nodes(facts)) return {};
+  std::map<std::string_view, Share> functions;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_left = block.category == Category::output && block.saved_by.empty() && !block.let_go;
+    if (is_left && !block.pending_free && is_function(block.made)) functions[block.made.op].add(block);
+  }
+  const auto most = std::ranges::max_element(functions, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == functions.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.35)) return {};
+  const auto& [name, left] = *most;
+  const auto known =
+      std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) { return one.made.op == name; });
+  if (known * 2 >= left.count) return {};
+  return output_on_context(
+      fmt::format("{} tensors that {} made{} are still there, {}, and variables lead to few of them", left.count, name,
+                  at(left.made()), with_unit(left.bytes)),
+      left.bytes);
+}
+
+}  // namespace
+
 // A tensor on the context of an autograd.Function that is its own output leads back to the node, which owns the context.
 Found find_output_on_context(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->places.empty() || growth->is_referred()) return {};
+  if (growth == nullptr) return find_output_on_context_without_steps(facts);
+  if (growth->places.empty() || growth->is_referred()) return {};
   int64_t all = 0, of_function = 0;
   const std::string_view name = growth->held.op;
-  const bool is_function = !name.empty() && !contains(name, "::") && growth->held.node.empty();
   // Without a backward pass the node is still there, and with it what it saved.
   const bool has_no_holder = facts.device.looked_for_referrers && growth->referrer.empty();
   for (const Growth& one : facts.growths) {
@@ -399,15 +459,10 @@ Found find_output_on_context(const ReasonFacts& facts) {
   }
   const bool stays =
       growth->kind == GrowthKind::kept_tensors || (growth->kind == GrowthKind::retained_graph && has_no_holder);
-  if (!is_function || !stays || of_function * 5 < all * 4) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("what {} makes{} stays after each step, {}: an output that is put on ctx keeps its node, "
-                          "and that keeps ctx",
-                          name, at(growth->held), growing_text(*growth)),
-      .bytes = growth->grown_bytes,
-      .fix = "stop_growth",
-      .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
+  if (!is_function(growth->held) || !stays || of_function * 5 < all * 4) return {};
+  return output_on_context(
+      fmt::format("what {} makes{} stays after each step, {}", name, at(growth->held), growing_text(*growth)),
+      growth->grown_bytes);
 }
 
 Found find_few_kept_tensors(const ReasonFacts& facts) {
@@ -427,15 +482,14 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(kept, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == kept.end() || !is_large(facts, bytes)) return {};
   const auto& [variable, share] = *most;
-  const bool is_attribute = variable.starts_with("attribute ");
-  return Reason{
-      .id = {},
-      .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
-                          kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
-      .bytes = bytes,
-      .fix = "results_to_host",
-      .how = {is_attribute ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
-                           : line_for_kept(variable, false)}};
+  const bool is_replaced = variable.starts_with("attribute ") || variable.starts_with("tuple ");
+  return Reason{.id = {},
+                .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
+                                    kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
+                .bytes = bytes,
+                .fix = "results_to_host",
+                .how = {is_replaced ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
+                                    : line_for_kept(variable, false)}};
 }
 
 // A list that is being filled by a loop in which no module is called and no step ends.

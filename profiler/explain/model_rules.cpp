@@ -10,6 +10,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
+#include "profiler/explain/variable_counts.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
@@ -137,6 +138,39 @@ bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   return referred * twins.models <= std::ssize(twins.parameters);
 }
 
+/// The variable of the one model whose layers these are, called one by one: then they have no names of a model around them. Empty where
+/// there are several, or none is known.
+std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
+  std::set<std::pair<std::string_view, std::string_view>> made;
+  for (const LiveBlock* block : twins.parameters) made.insert({block->made.op, block->made.source});
+  VariableCounts models;
+  int64_t all = 0;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string_view model = module_of(&one);
+    const bool is_layer = !model.empty() && contains(variable_name(one.variable), "._modules[");
+    if (!is_layer || !made.contains({one.made.op, one.made.source})) continue;
+    models.add(model, 1);
+    ++all;
+  }
+  return models.count_of_most() * 5 >= all * 4 ? std::string(models.most()) : std::string();
+}
+
+/// Of layers that went to the GPU one after another, as each was called: results of the first ones are older than the last ones.
+Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const Twins& twins) {
+  const auto [first, last] = std::ranges::minmax(twins.parameters, {}, &LiveBlock::born);
+  const bool are_apart =
+      std::ranges::any_of(facts.device.state.blocks, [&, first = first, last = last](const LiveBlock& block) {
+        return is_data(block) && !block.made.module.empty() && block.born > first->born && block.born < last->born;
+      });
+  if (!are_apart) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} layers of {} went to the GPU one after another{}, and none went back: {}",
+                                    twins.models, model, at(twins.parameters.front()->made), with_unit(twins.bytes)),
+                .bytes = twins.bytes - twins.bytes / twins.models,
+                .fix = "drop_models",
+                .how = {"layer.cpu()  # when it has served, before the next one goes to the GPU"}};
+}
+
 /// Names a cache of function results, where a variable leads to these models by one.
 std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
   const bool is_cached = std::ranges::any_of(
@@ -156,6 +190,8 @@ std::string_view optimizer_of(const LiveBlock& block) { return block.group.subst
 Found find_several_models(const ReasonFacts& facts) {
   const std::optional<Twins> twins = find_large_twins(facts);
   if (!twins) return {};
+  if (const std::string model = find_model_of_layers(facts, *twins); !model.empty())
+    return layers_that_stay(facts, model, *twins);
   return Reason{
       .id = {},
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
@@ -258,13 +294,15 @@ Found find_loaded(const ReasonFacts& facts) {
 
 // Of a layer behind nn.Flatten, whose inputs are all positions of all channels.
 Found find_large_layer(const ReasonFacts& facts) {
-  constexpr int64_t kManyInputs = 16384;
+  constexpr int64_t kMany = 16384;
   const LiveBlock* weight = sum_category(facts, Category::parameter).largest;
   if (weight == nullptr) return {};
   const std::vector<int64_t> shape = parse_shape(weight->shape);
-  if (shape.size() != 2 || shape[1] < kManyInputs || shape[1] < 4 * shape[0]) return {};
+  if (shape.size() != 2) return {};
+  const auto [narrow, wide] = std::minmax(shape[0], shape[1]);
+  if (wide < kMany || wide < 4 * narrow) return {};
   const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
-    return is_of_models(block.category) && block.requested_bytes == weight->requested_bytes;
+    return block.category != Category::buffer && block.requested_bytes == weight->requested_bytes;
   });
   const bool asks = requested_bytes(facts) >= weight->requested_bytes;
   const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
@@ -275,7 +313,10 @@ Found find_large_layer(const ReasonFacts& facts) {
                           "for each moment of the optimizer",
                           weight->name.empty() ? "a weight" : weight->name, weight->shape, with_unit(weight->bytes)),
       .bytes = bytes,
-      .fix = "smaller_layer"};
+      .fix = "smaller_layer",
+      .how = wide == shape[1] ? std::vector<std::string>()
+                              : std::vector<std::string>{"# fewer outputs: a vocabulary of frequent values alone, an "
+                                                         "embedding of them, or columns with few values"}};
 }
 
 // requires_grad is true of every parameter that nobody sets it for, also of those that no optimizer was given.
@@ -295,21 +336,85 @@ Found find_gradients_of_frozen(const ReasonFacts& facts) {
                         "requires_grad_(True)"}};
 }
 
+// An optimizer makes its state in one step. So where all parameters of a shape had theirs already, and more is made, another optimizer
+// does that.
+Found find_earlier_optimizer(const ReasonFacts& facts) {
+  constexpr int64_t kStatesOfAdam = 2;
+  struct Count {
+    int64_t parameters = 0, states = 0;
+    uint32_t first_step = ~uint32_t{0}, last_step = 0;
+    const LiveBlock* earliest = nullptr;
+  };
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr) return {};
+  std::map<int64_t, Count> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.pending_free || block.requested_bytes < kDistinctBytes) continue;
+    Count& count = sizes[block.requested_bytes];
+    count.parameters += block.category == Category::parameter ? 1 : 0;
+    if (block.category != Category::optimizer_state) continue;
+    ++count.states;
+    if (block.step < count.first_step) count.earliest = &block;
+    count.first_step = std::min(count.first_step, block.step);
+    count.last_step = std::max(count.last_step, block.step);
+  }
+  if (failed->phase == Phase::optimizer) {
+    if (const auto asked = sizes.find(failed->requested_bytes); asked != sizes.end()) {
+      ++asked->second.states;
+      asked->second.last_step = failed->step;
+    }
+  }
+  uint32_t now = 0;  // in which the other one began
+  const LiveBlock* earliest = nullptr;
+  for (const auto& [bytes, count] : sizes) {
+    const bool are_too_many = count.parameters > 0 && count.states > kStatesOfAdam * count.parameters;
+    if (!are_too_many || count.first_step >= count.last_step) continue;
+    now = std::max(now, count.last_step);
+    earliest = count.earliest;
+  }
+  if (earliest == nullptr) return {};
+  const Share earlier = sum_blocks(
+      facts, [&](const LiveBlock& block) { return block.category == Category::optimizer_state && block.step < now; });
+  if (!is_large(facts, earlier.bytes, 0.15)) return {};
+  const Referrer* const referrer = facts.referrers.find(*earliest);
+  const std::string_view name = referrer == nullptr ? "" : container_name(referrer->variable);
+  return Reason{
+      .id = {},
+      .text = fmt::format("the state of an optimizer of before is still there beside that of a new one: {}{}",
+                          with_unit(earlier.bytes),
+                          referrer == nullptr ? "" : ", kept by " + std::string(referrer->variable)),
+      .bytes = earlier.bytes,
+      .fix = "one_optimizer",
+      .how = {fmt::format("{} = None  # before the next optimizer is made", name.empty() ? "optimizer" : name)}};
+}
+
 Found find_model_states(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};
-  const Share all = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
-  const int64_t asks = failed->phase == Phase::optimizer ? failed->requested_bytes : 0;
+  // What backward has made of a weight's size and not yet added to a gradient is one, too.
+  const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  const Share gradients = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.category == Category::gradient ||
+           (block.category == Category::activation_gradient && weights.contains(block.requested_bytes));
+  });
+  const Share parameters = sum_category(facts, Category::parameter),
+              states = sum_category(facts, Category::optimizer_state);
+  const Share all{.bytes = parameters.bytes + gradients.bytes + states.bytes};
+  const bool is_of_weight = failed->phase == Phase::backward && weights.contains(failed->requested_bytes);
+  const int64_t asks = failed->phase == Phase::optimizer || is_of_weight ? failed->requested_bytes : 0;
   const auto trained = std::ranges::find(facts.device.state.blocks, true, &LiveBlock::trained);
   if (trained == facts.device.state.blocks.end() || !is_large(facts, all.bytes + asks, 0.75)) return {};
   const std::string_view optimizer = optimizer_of(*trained);
-  return Reason{.id = {},
-                .text = fmt::format("the model itself: {} of parameters, {} of gradients and {} of {} state so far",
-                                    with_unit(sum_category(facts, Category::parameter).bytes),
-                                    with_unit(sum_category(facts, Category::gradient).bytes),
-                                    with_unit(sum_category(facts, Category::optimizer_state).bytes),
-                                    optimizer.empty() ? "the optimizer's" : std::string(optimizer) + "'s"),
-                .bytes = all.bytes + asks};
+  const LiveBlock* const weight = parameters.largest;
+  const bool is_notable = weight != nullptr && !weight->name.empty() && weight->bytes * 4 >= parameters.bytes;
+  const std::string largest =
+      is_notable ? fmt::format(" (the largest {} {}, {})", weight->name, weight->shape, with_unit(weight->bytes)) : "";
+  return Reason{
+      .id = {},
+      .text = fmt::format("the model itself: {} of parameters{}, {} of gradients and {} of {} state so far",
+                          with_unit(parameters.bytes), largest, with_unit(gradients.bytes), with_unit(states.bytes),
+                          optimizer.empty() ? "the optimizer's" : std::string(optimizer) + "'s"),
+      .bytes = all.bytes + asks};
 }
 
 }  // namespace oomdiag

@@ -408,6 +408,21 @@ bool makes_attention_scores(const Where& where) {
               "aten::_safe_softmax", "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
 }
 
+/// Whether a product of the step made as many elements: scores of attention are one before softmax() takes them. Where the step shows
+/// nothing, that may be.
+bool has_product(const ReasonFacts& facts, int64_t bytes) {
+  const auto& step = facts.device.step_allocations.blocks;
+  const auto is_product = [](const Where& made) {
+    return any_op(made, {"aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum", "aten::linalg_matmul",
+                         "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
+  };
+  const bool is_known = std::ranges::any_of(step, &StepAllocation::is_of_step);
+  return !is_known || fails_in(facts, {"aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum"}) ||
+         std::ranges::any_of(step, [&](const StepAllocation& block) {
+           return is_product(block.made) && is_of_as_many(block.requested_bytes, bytes);
+         });
+}
+
 std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product) {
   const bool of_columns = square.of_columns && !of_product, is_batched = any_op(where, {"aten::bmm"});
   std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
@@ -445,6 +460,7 @@ Found find_attention_scores(const ReasonFacts& facts) {
   Where made{};
   const OutOfMemory* failed = failure(facts);
   if (scores.largest != nullptr) {
+    if (!has_product(facts, scores.largest->requested_bytes)) return {};
     shape = scores.largest->shape;
     made = scores.made();
   } else if (failed != nullptr && makes_attention_scores(failed->where) &&
@@ -452,7 +468,7 @@ Found find_attention_scores(const ReasonFacts& facts) {
     Square square = factor_shapes(facts, failed->requested_bytes, true);
     if (square.text.empty() && any_op(failed->where, {"aten::bmm"}))
       square = factor_heads(facts, failed->requested_bytes);
-    if (!square.batched) return {};
+    if (!square.batched || !has_product(facts, failed->requested_bytes)) return {};
     shape = square.text;
     made = failed->where;
     scores.bytes = square.bytes;
@@ -464,6 +480,31 @@ Found find_attention_scores(const ReasonFacts& facts) {
                 .bytes = scores.bytes,
                 .fix = "fused_attention",
                 .how = {"y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"}};
+}
+
+Found find_intermediate_of_product(const ReasonFacts& facts) {
+  if (!fails_in(facts, {"aten::matmul", "aten::einsum"})) return {};
+  const std::optional<Expansion> found = find_expansion(facts);
+  const Where where = failed_in(facts);
+  const bool multiplies_elements = where.op == "aten::einsum" && where.inner == "aten::mul";
+  const bool copies = is_one_of(where.inner, {"aten::empty", "aten::empty_strided", "aten::clone"});
+  if (!found || !found->alike.empty() || (!multiplies_elements && !copies)) return {};
+  const std::string bytes = with_unit(requested_bytes(facts));
+  return Reason{
+      .id = {},
+      .text = multiplies_elements
+                  ? fmt::format("{}{} multiplies two of its operands before it sums: their products take {}", where.op,
+                                at(where), bytes)
+                  : fmt::format("{}{} copies an operand for each row that it is multiplied with: {} of at most {}",
+                                where.op, at(where), bytes, with_unit(found->largest_other_bytes)),
+      .bytes = requested_bytes(facts),
+      .fix = "enlarge_in_parts",
+      .how = multiplies_elements
+                 ? std::vector<std::string>{"y = a @ (b @ c)  # of three operands and more: in the order that stays "
+                                            "small; opt_einsum finds it"}
+                 : std::vector<std::string>{
+                       "y = (x.transpose(0, 1) @ w).transpose(0, 1)  # one large product for each matrix, none copied",
+                       "for part in x.split(1024): …  # or rows in chunks"}};
 }
 
 Found find_all_pairs(const ReasonFacts& facts) {
@@ -482,6 +523,8 @@ Found find_all_pairs(const ReasonFacts& facts) {
   Square square = found ? factor_result(facts, *found, of_product) : Square{};
   if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
   if (square.text.empty() && !distances && !is_broadcast) return {};
+  // Of how many a tensor is repeated for, sizes alone say nothing.
+  if (found && found->has_op(repeats) && contains(square.text, "as large as") && find_repeated_tensor(facts)) return {};
   const bool is_copied = maker != nullptr && any_op(*maker, {"aten::clone", "aten::contiguous", "aten::cat"});
   if (is_copied && !square.has_width) return {};  // a copy of any matrix
   const Where& where = maker != nullptr ? *maker : failed->where;
@@ -493,11 +536,20 @@ Found find_all_pairs(const ReasonFacts& facts) {
                 .how = lines_for_pairs(square, failed->where, of_product)};
 }
 
+Found find_pairs_of_data(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !failed->where.module.empty() || !multiplies(failed->where)) return {};
+  const std::optional<Expansion> found = find_expansion(facts);
+  if (!found || !found->alike.empty() || factor_sizes(*found, failed->requested_bytes, true).text.empty()) return {};
+  return find_all_pairs(facts);
+}
+
 Found find_enlarged(const ReasonFacts& facts) {
   const std::optional<Expansion> found = find_expansion(facts);
   const auto follows = [](const Where& where) { return makes_pairs(where) || keeps_size(where); };
   const Where* maker = found ? found->find_maker(enlarges, follows) : nullptr;
-  if (maker != nullptr && (!maker->module.empty() || trains(facts))) maker = nullptr;
+  const bool may_train = trains(facts) && builds_graph(facts).value_or(true);
+  if (maker != nullptr && (!maker->module.empty() || may_train)) maker = nullptr;
   // Of a batch that is selected, what follows is as large; in a layer rows are copied for edges.
   const bool may_be_batch = builds_graph(facts).value_or(false) && found && found->first.module.empty();
   if (maker == nullptr && found && gathers(found->first) && !may_be_batch) maker = &found->first;

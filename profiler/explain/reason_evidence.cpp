@@ -110,13 +110,15 @@ bool is_garbage(std::vector<const LiveBlock*> let_go) {
   return let_go.size() >= kFew && oldest_first * 3 >= pairs * 2;
 }
 
-Reason reference_cycle(const std::string& what, int64_t bytes) {
+Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
   return {
       .id = {},
-      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector", what),
+      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
+                          what, of_graphs ? " (a hook of autograd that refers to its own graph waits forever)" : ""),
       .bytes = bytes,
       .fix = "collect_garbage",
-      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
+      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
+              "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"}};
 }
 
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {
@@ -147,6 +149,8 @@ bool is_data(const LiveBlock& block) {
 bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
   return is_one_of(where.op, ops) || is_one_of(where.inner, ops);
 }
+
+bool repeats(const Where& where) { return any_op(where, {"aten::repeat", "aten::repeat_interleave", "aten::tile"}); }
 
 bool gathers(const Where& where) {
   return any_op(where, {"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::repeat",

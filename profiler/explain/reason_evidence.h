@@ -92,7 +92,7 @@ std::string_view module_of(const Referrer* referrer);
 bool is_garbage(std::vector<const LiveBlock*> let_go);
 
 /// Objects that wait for Python's garbage collector; `what` they hold.
-Reason reference_cycle(const std::string& what, int64_t bytes);
+Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs = false);
 
 /// Whether the request would be served with so many bytes more.
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes);
@@ -102,6 +102,9 @@ bool is_data(const LiveBlock& block);
 
 /// Whether one of `ops` made it, or ran inside of what did.
 bool any_op(const Where& where, std::initializer_list<std::string_view> ops);
+
+/// Whether it repeats its tensor.
+bool repeats(const Where& where);
 
 /// Whether it takes rows, some of them several times.
 bool gathers(const Where& where);

@@ -12,6 +12,8 @@ Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
 Found find_small_views(const ReasonFacts& facts);
 Found find_kept_tensors(const ReasonFacts& facts);
+/// torch.cat() and the like, of what each step has left: as much again.
+Found find_joined_results(const ReasonFacts& facts);
 Found find_one_checkpoint(const ReasonFacts& facts);
 Found find_autocast_cache(const ReasonFacts& facts);
 Found find_repeated_casts(const ReasonFacts& facts);
@@ -25,6 +27,11 @@ Found find_large_buffers(const ReasonFacts& facts);
 Found find_private_pools(const ReasonFacts& facts);
 Found find_attention_scores(const ReasonFacts& facts);
 Found find_all_pairs(const ReasonFacts& facts);
+/// The same of a product of two tensors none of which is a weight.
+Found find_pairs_of_data(const ReasonFacts& facts);
+/// What a product of tensors makes before it multiplies: a broadcast operand as a copy, or products of the elements that einsum() sums
+/// later.
+Found find_intermediate_of_product(const ReasonFacts& facts);
 Found find_one_hot(const ReasonFacts& facts);
 Found find_logits(const ReasonFacts& facts);
 Found find_embedding_gradients(const ReasonFacts& facts);
@@ -41,6 +48,8 @@ Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_few_kept_tensors(const ReasonFacts& facts);
 /// Indices of 64 bits, one for each element, where one for each row would do.
 Found find_wide_index(const ReasonFacts& facts);
+/// One tensor that a variable has: what is left to say where no other row holds.
+Found find_largest_tensor(const ReasonFacts& facts);
 /// Tensors of the program's own that are as large in all dimensions but the last.
 Found find_equal_rows(const ReasonFacts& facts);
 /// Rows of a small table that a module looks up for each of many indices.
@@ -53,6 +62,16 @@ Found find_gathered_rows(const ReasonFacts& facts);
 Found find_large_result(const ReasonFacts& facts);
 /// Rows that are copied before the layers that follow, where a view would do or what layers make of one row serves all of them.
 Found find_repeated_rows(const ReasonFacts& facts);
+/// A tensor that is repeated many times: a buffer of the model, or one that a variable has.
+Found find_repeated_tensor(const ReasonFacts& facts);
+/// A view of few elements that a layer copies as if they were many.
+Found find_expanded_copy(const ReasonFacts& facts);
+/// A copy in a wider type.
+Found find_large_cast(const ReasonFacts& facts);
+/// State of an optimizer of before, beside that of the one that takes its place.
+Found find_earlier_optimizer(const ReasonFacts& facts);
+/// Steps each of which needs more than the one before, and leaves nothing behind.
+Found find_growing_steps(const ReasonFacts& facts);
 /// One elementwise op after the other, whose results live side by side.
 Found find_elementwise_copies(const ReasonFacts& facts);
 /// Layers whose results are several times as large as those of the step before.

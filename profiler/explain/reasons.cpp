@@ -15,6 +15,7 @@
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/growth.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
@@ -116,23 +117,33 @@ int64_t count_passes_before(const ReasonFacts& f) {
   return passes == std::numeric_limits<int64_t>::max() ? 0 : passes;
 }
 
-/// The list, or other container, that leads to most nodes of autograd; or empty.
-std::string find_container_of_graphs(const ReasonFacts& f) {
+/// The variable that leads to most nodes of autograd, as a list or a sum of losses; or empty.
+std::string find_holder_of_graphs(const ReasonFacts& f) {
   constexpr int64_t kSeveralNodes = 8;
-  VariableCounts nodes;
+  VariableCounts nodes, of_containers;
   int64_t all = 0;
   for (const Referrer& one : f.device.referrers) {
-    if (!is_container(fold_subscripts(one.variable))) continue;
+    if (one.nodes == 0) continue;
     nodes.add(one.variable, one.nodes);
+    if (is_container(fold_subscripts(one.variable))) of_containers.add(one.variable, one.nodes);
     all += one.nodes;
   }
-  return all < kSeveralNodes ? "" : std::string(nodes.most());
+  if (all < kSeveralNodes) return {};
+  return std::string(nodes.count_of_most() * 2 > all ? nodes.most() : of_containers.most());
 }
 
 /// Where nothing shows whether a loop evaluates.
-std::vector<std::string> lines_for_loop(const std::string& place) {
-  return {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
-          "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
+std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder) {
+  std::vector<std::string> lines{
+      fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
+      "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
+  const std::string_view name = variable_name(holder);
+  if (is_appended_to(holder)) {
+    lines.push_back(fmt::format("{}.append(x.detach())  # or x.item(): what is kept, without its graph", name));
+  } else if (!name.empty() && !is_container(holder)) {
+    lines.push_back(fmt::format("{0} = {0}.detach()  # or .item(): the number, without its graph", name));
+  }
+  return lines;
 }
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
@@ -155,18 +166,18 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
-  const std::string container = find_container_of_graphs(f);
+  const std::string holder = find_holder_of_graphs(f);
   const std::string text =
       call != calls.end()
           ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,
                         with_unit(kept.bytes), place)
           : fmt::format("a loop keeps autograd graphs: {} that no backward has followed hold {} ({}){}", passes,
-                        with_unit(kept.bytes), place, container.empty() ? "" : fmt::format(", kept by {}", container));
+                        with_unit(kept.bytes), place, holder.empty() ? "" : fmt::format(", kept by {}", holder));
   return Reason{.id = {},
                 .text = text,
                 .bytes = kept.bytes,
                 .fix = "no_grad_in_evaluation",
-                .how = evaluation == calls.end() ? lines_for_loop(place)
+                .how = evaluation == calls.end() ? lines_for_loop(place, holder)
                                                  : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
                                                                            call->function, call->short_place())}};
 }
@@ -238,9 +249,11 @@ bool is_of_attention(const Where& where) {
 }
 
 Found buffer_grows(const ReasonFacts& f, bool of_attention) {
+  constexpr int64_t kWorthMentioning = 20;  // a part of what grows
+  const int64_t all = sum_per_step(f.growths);
   for (const Growth& growth : f.growths) {
-    if (growth.kind != GrowthKind::growing_buffer || growth.held.op != "aten::cat") continue;
-    if (is_of_attention(growth.held) != of_attention) continue;
+    if (growth.kind != GrowthKind::growing_buffer || growth.bytes_per_step * kWorthMentioning < all) continue;
+    if (of_attention && (growth.held.op != "aten::cat" || !is_of_attention(growth.held))) continue;
     const std::string line = short_place(growth.held);
     if (of_attention) {
       return Reason{.id = {},
@@ -250,7 +263,8 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
                     .fix = "smaller_cache"};
     }
     return Reason{.id = {},
-                  .text = fmt::format("results are concatenated on the GPU, {} more per step ({})",
+                  .text = fmt::format("results are concatenated on the GPU{}, {} more per step ({})",
+                                      growth.referrer.empty() ? "" : " in " + growth.referrer,
                                       with_unit(growth.bytes_per_step), line),
                   .bytes = growth.grown_bytes,
                   .fix = "results_to_host"};
@@ -339,27 +353,34 @@ constexpr ReasonRow kReasons[] = {
     {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"small_view", find_small_views, true},
+    {"joined_results", find_joined_results},
     {"kept_tensors", find_kept_tensors, true},
     {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"repeated_casts", find_repeated_casts},
+    {"loaded_onto_gpu", find_loaded_in_the_way},
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"dense_embedding_gradients", find_embedding_gradients},
-    {"loaded_onto_gpu", find_loaded_in_the_way},
     {"one_hot", find_one_hot},
     {"dense_matrix", find_dense_matrix},
     {"vectorized_over_all", find_vectorized},
     {"attention_scores", find_attention_scores},
+    {"all_pairs", find_pairs_of_data},
     {"logits", find_logits},
+    {"large_intermediate", find_intermediate_of_product, false, true},
     {"all_pairs", find_all_pairs},
+    {"repeated_copies", find_repeated_tensor, false, true},
+    {"repeated_copies", find_expanded_copy, false, true},
     {"enlarged", find_enlarged, false, true},
+    {"large_cast", find_large_cast, false, true},
     {"same_buffer_in_layers", find_equal_buffers},
     {"large_buffers", find_large_buffers},
     {"kept_tensors", find_collected_results},
     {"sort_temporaries", find_sort_temporaries},
     {"loaded_onto_gpu", find_loaded},
     {"reference_cycle", find_models_in_cycles},
+    {"earlier_optimizer", find_earlier_optimizer},
     {"several_models", find_several_models},
     {"several_models", find_weight_copies},
     {"gradients_kept", find_kept_gradients},
@@ -369,6 +390,7 @@ constexpr ReasonRow kReasons[] = {
     {"data_on_gpu", find_data_on_gpu},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
+    {"growing_steps", find_growing_steps, false, true},
     {"unrolled_sequence", unrolls_sequence},
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
     {"graph_without_use", find_graph_without_use},
@@ -386,6 +408,7 @@ constexpr ReasonRow kReasons[] = {
     {"larger_step", find_larger_step, false, true},
     {"large_result", find_large_result, false, true},
     {"equal_rows", find_equal_rows, false, true},
+    {"largest_tensor", find_largest_tensor, false, true},
     {"fragmentation", finds_no_free_block},
 };
 
@@ -398,6 +421,20 @@ bool is_evaluation(std::string_view function) {
   const bool begins =
       std::ranges::any_of(kBeginnings, [&](std::string_view word) { return function.starts_with(word); });
   return begins || function.find("evaluat") != function.npos || function.find("validat") != function.npos;
+}
+
+std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason& first) {
+  const auto row = std::ranges::find_if(kReasons, [&](const ReasonRow& one) { return one.id == first.id; });
+  if (row == std::end(kReasons) || row->of_growth) return {};
+  for (const std::string_view id : {"growing_steps", "larger_step"}) {
+    if (id == first.id) return {};
+    const auto second = std::ranges::find(kReasons, id, &ReasonRow::id);
+    if (Found reason = second->find(facts)) {
+      reason->id = id;
+      return reason;
+    }
+  }
+  return {};
 }
 
 std::optional<Reason> find_reason(const ReasonFacts& facts) {

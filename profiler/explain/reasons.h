@@ -28,8 +28,12 @@ struct ReasonFacts {
   const DeviceHistory& device;
   const std::vector<Growth>& growths;
   std::optional<CauseKind> cause{};
+  int64_t batch = 0;  ///< examples of a step; 0: unknown
   CommonReferrers referrers{device.referrers};
 };
+
+/// Beside a `first` reason of size: that this step is larger than those before it.
+std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason& first);
 
 /// The first row of kReasons that holds; nothing where no row does. Of a run that fits only growth has a reason.
 std::optional<Reason> find_reason(const ReasonFacts& facts);

@@ -57,12 +57,16 @@ std::string beside(const ReasonFacts& facts, const Share& others, int64_t bytes)
   const Referrer* const referrer = others.largest == nullptr ? nullptr : facts.referrers.find(*others.largest);
   if (referrer == nullptr) return {};
   const LiveBlock& other = *others.largest;
-  if (other.requested_bytes >= bytes)
-    return fmt::format(", beside {} of {}", referrer->variable, with_unit(other.requested_bytes));
+  const std::string shape = other.shape.empty() ? "" : fmt::format(", {}", other.shape);
+  if (other.requested_bytes * 5 >= bytes * 4) {
+    const std::string from = is_copy(other.made.op) ? ", which is copied to the GPU as a whole"
+                                                    : ", which " + std::string(other.made.op) + " makes";
+    return fmt::format(", beside {} of {}{}{}{}", referrer->variable, with_unit(other.requested_bytes), shape,
+                       other.made.op.empty() ? "" : from, other.made.op.empty() ? "" : at(other.made));
+  }
   const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
   if (times < kManyTimes) return {};
-  return fmt::format(", {} times as large as {}{}", times, referrer->variable,
-                     other.shape.empty() ? "" : fmt::format(", {}", other.shape));
+  return fmt::format(", {} times as large as {}{}", times, referrer->variable, shape);
 }
 
 }  // namespace
@@ -181,6 +185,30 @@ Found find_equal_rows(const ReasonFacts& facts) {
                 .fix = "enlarge_in_parts",
                 .how = {"x = x[:, chosen]  # the rows that are used in the end, before anything is computed of all",
                         lines_for_rows().front()}};
+}
+
+// What is left to say where one tensor of the program is much of all.
+Found find_largest_tensor(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || builds_graph(facts).value_or(false)) return {};
+  const Share named = sum_blocks(facts, [&](const LiveBlock& block) {
+    const Referrer* const referrer = facts.referrers.find(block);
+    return is_data(block) && block.made.module.empty() && referrer != nullptr && module_of(referrer).empty();
+  });
+  if (named.largest == nullptr || !is_large(facts, named.largest->bytes)) return {};
+  const LiveBlock& largest = *named.largest;
+  const Referrer& referrer = *facts.referrers.find(largest);
+  const std::string_view name = variable_name(referrer.variable);
+  return Reason{
+      .id = {},
+      .text =
+          fmt::format("{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes),
+                      largest.shape.empty() ? "" : fmt::format(", {}", largest.shape),
+                      largest.made.op.empty() ? "" : fmt::format(", made by {}{}", largest.made.op, at(largest.made))),
+      .bytes = largest.bytes,
+      .fix = "smaller_result",
+      .how = {fmt::format("{}  # on the host, as device=\"cpu\" or .cpu(), and only parts of it on the GPU; or smaller",
+                          name.empty() ? "x" : name)}};
 }
 
 Found find_dense_matrix(const ReasonFacts& facts) {

@@ -75,7 +75,8 @@ std::map<std::pair<std::string_view, std::string_view>, int64_t> list_results(co
 
 /// How many times as large most layers' results are as in the step before; 0 where too few are known.
 double compare_with_step_before(const ReasonFacts& facts) {
-  constexpr size_t kFewLayers = 3;
+  constexpr size_t kFewLayers = 3, kFewestLayers = 2;
+  constexpr double kMany = 3;  // times as large: two layers show it
   constexpr int64_t kWorthLooking = 1 << 20;
   const auto before = list_results(facts.device.complete);
   std::map<double, int64_t> ratios;  // and bytes now: blocks of small results are rounded up
@@ -91,7 +92,7 @@ double compare_with_step_before(const ReasonFacts& facts) {
   int64_t smaller = 0;
   for (const auto& [ratio, bytes] : ratios) {
     smaller += bytes;
-    if (smaller * 2 >= all) return count >= kFewLayers ? ratio : 0;
+    if (smaller * 2 >= all) return count >= (ratio >= kMany ? kFewestLayers : kFewLayers) ? ratio : 0;
   }
   return 0;
 }
@@ -150,12 +151,19 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   const auto is_copied_before = [](const LiveBlock& block) {
     return is_copy(block.made.op) && block.phase == Phase::setup;
   };
-  Share data = sum_blocks(
-      facts, [&](const LiveBlock& block) { return block.category == Category::input && is_copied_before(block); });
+  const auto is_data_of_program = [&](const LiveBlock& block) {
+    if (block.category == Category::input) return true;
+    const Referrer* const referrer = facts.referrers.find(block);  // of what nothing has used yet a variable tells
+    return block.category == Category::unknown && referrer != nullptr && module_of(referrer).empty() &&
+           block.made.module.empty();
+  };
+  Share data =
+      sum_blocks(facts, [&](const LiveBlock& block) { return is_data_of_program(block) && is_copied_before(block); });
   if (const Share equal = find_equal_copies(facts, is_copied_before); equal.bytes > data.bytes) data = equal;
   const OutOfMemory* failed = failure(facts);
-  const bool fails = failed != nullptr && failed->phase == Phase::setup && is_copy(failed->where.op) &&
-                     failed->where.module.empty() && is_large(facts, failed->requested_bytes, 0.4);
+  const bool fails = failed != nullptr && is_one_of(name_of(failed->phase), {"setup", "other"}) &&
+                     is_copy(failed->where.op) && failed->where.module.empty() &&
+                     is_large(facts, failed->requested_bytes + data.bytes, 0.4);
   const bool is_one = data.largest != nullptr && is_large(facts, data.largest->bytes, 0.4);
   const bool are_several = data.count >= kSeveralBatches && is_large(facts, data.bytes, 0.4);
   if (!fails && !is_one && !are_several) return {};
@@ -163,12 +171,16 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   const int64_t bytes = data.bytes + (fails ? failed->requested_bytes : 0);
   std::vector<std::string> lines{
       "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
+  if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
   if (fails)
     lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
   return Reason{.id = {},
-                .text = fails ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
-                                            with_unit(requested_bytes(facts)), at(failed_in(facts)))
-                              : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
+                .text = fails && data.count == 0 ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
+                                                               with_unit(requested_bytes(facts)), at(failed_in(facts)))
+                        : fails ? fmt::format("tensors are copied to the GPU as a whole: {} at once{}, beside {}{}",
+                                              with_unit(requested_bytes(facts)), at(failed_in(facts)),
+                                              with_unit(data.bytes), at(data.made()))
+                                : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",
                 .how = std::move(lines)};
@@ -223,6 +235,46 @@ Found find_equal_buffers(const ReasonFacts& facts) {
                 .fix = "one_buffer"};
 }
 
+Found find_growing_steps(const ReasonFacts& facts) {
+  constexpr size_t kFewestSteps = 5;
+  constexpr int64_t kUneven = 4;  // times the smallest increase
+  if (failure(facts) == nullptr || leading_growth(facts) != nullptr) return {};
+  std::map<uint32_t, int64_t> peaks;
+  for (const PhasePeak& peak : facts.device.phases) {
+    if (peak.step > 0 && peak.step < facts.device.state.step)
+      peaks[peak.step] = std::max(peaks[peak.step], peak.allocated_bytes);
+  }
+  // Back from the last whole step, as far as each needs more than the one before.
+  std::vector<int64_t> rising;
+  int64_t least = 0, most = 0;
+  for (auto at = peaks.rbegin(); at != peaks.rend(); ++at) {
+    const int64_t more = rising.empty() ? 1 : rising.back() - at->second;
+    const bool follows = at == peaks.rbegin() || at->first + 1 == std::prev(at)->first;
+    if (!follows || more <= 0) break;
+    if (!rising.empty()) {
+      const int64_t smallest = least == 0 ? more : std::min(least, more);
+      if (std::max(most, more) > kUneven * smallest) break;
+      least = smallest;
+      most = std::max(most, more);
+    }
+    rising.push_back(at->second);
+  }
+  if (rising.size() < kFewestSteps || rising.front() * 3 < rising.back() * 4) return {};
+  const auto steps = static_cast<int64_t>(rising.size()) - 1;
+  const uint32_t last = peaks.rbegin()->first;
+  const int64_t grown = rising.front() - rising.back();
+  return Reason{
+      .id = {},
+      .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
+                          "in step {}, {} in step {} ({})",
+                          with_unit(grown / steps), with_unit(rising.back()), last - static_cast<uint32_t>(steps),
+                          with_unit(rising.front()), last, short_place(failed_in(facts))),
+      .bytes = grown,
+      .fix = "as_much_as_before",
+      .how = {"batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
+              "grow; else at most so many rows of it"}};
+}
+
 // A batch of another size, longer sequences, or a part of the program that does not split what the others split.
 Found find_larger_step(const ReasonFacts& facts) {
   constexpr double kWorthNaming = 1.5;
@@ -234,19 +286,24 @@ Found find_larger_step(const ReasonFacts& facts) {
     return block.step == now && !is_of_models(block.category) && !block.made.module.empty();
   });
   if (times < kWorthNaming || !is_large(facts, work.bytes + failed->requested_bytes, 0.4)) return {};
+  const bool in_graph = builds_graph(facts).value_or(learns(facts));
+  std::vector<std::string> lines{
+      in_graph
+          ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
+          : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
+      "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
+      "cut or scaled down"};
+  if (in_graph)
+    lines.emplace_back("with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
   return Reason{
       .id = {},
-      .text = fmt::format("this step works on more at once: results of its layers are {:.2g} times as large as in the "
+      .text = fmt::format("this step works on more at once: results of its layers are {:.{}f} times as large as in the "
                           "step before, {} so far ({})",
-                          times, with_unit(work.bytes), short_place(failed->where)),
+                          times, times < 10 ? 1 : 0, with_unit(work.bytes + failed->requested_bytes),
+                          short_place(failed->where)),
       .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
       .fix = "as_much_as_before",
-      .how = {
-          builds_graph(facts).value_or(learns(facts))
-              ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
-              : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
-          "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
-          "cut or scaled down"}};
+      .how = std::move(lines)};
 }
 
 // Training computes in half precision, and what comes after it does not.
@@ -290,10 +347,11 @@ Found find_large_batch(const ReasonFacts& facts) {
   if (convolves(facts))
     lines.emplace_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
   return Reason{.id = {},
-                .text = fmt::format("the whole {} goes through the model at once{}: {} at layer '{}' ({})",
-                                    convolves(facts) ? "batch or image" : "batch", graph ? ", without gradients" : "",
-                                    with_unit(work.bytes + failed->requested_bytes), failed->where.module,
-                                    short_place(failed->where)),
+                .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})",
+                                    convolves(facts) ? "batch or image" : "batch",
+                                    facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch) : "",
+                                    graph ? ", without gradients" : "", with_unit(work.bytes + failed->requested_bytes),
+                                    failed->where.module, short_place(failed->where)),
                 .bytes = (work.bytes + failed->requested_bytes) / 2,
                 .fix = "split_batch",
                 .how = std::move(lines)};

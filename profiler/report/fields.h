@@ -537,10 +537,10 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"batch", "how the peak follows the batch size"}, value.batch);
   visit({"reason", "what of the program is behind the cause"}, value.reason);
   visit({"fixes", "what would lower the peak"}, value.fixes);
-  visit({"if_too_large",
-         "of fragmentation: what takes the place of both where a complete run shows that the step does not fit even "
-         "packed"},
-        value.if_too_large);
+  visit({"besides",
+         "what else is behind it; of fragmentation it takes the place of both where a complete run shows that the step "
+         "does not fit even packed"},
+        value.besides);
   visit({"phase_peaks", "the highest allocated bytes of each phase, over all steps"}, value.phase_peaks);
   visit({"phases", "the peak of each phase of each step that is described"}, value.phases);
   visit({"timeline", "at most 2 000 points over the run, the peak always among them"}, value.timeline);

@@ -368,7 +368,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.batch = findings.batch;
   if (!trace.process.snapshot) {
     report.reason = findings.reason;
-    report.if_too_large = findings.if_too_large;
+    report.besides = findings.besides;
   }
   for (const Fix& fix : findings.fixes) {
     if (!trace.process.snapshot || needs_no_categories(fix)) report.fixes.push_back(fix);

@@ -159,6 +159,8 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (!device.cause) return;
   add(text, "why", why_text(device));
   if (device.reason) add(text, "because", printable(device.reason->text, 300));
+  if (const auto& other = device.besides; other && device.reason && other->reason != *device.reason)
+    add(text, "besides", printable(other->reason.text, 300));
   add(text, "kept by", kept_by_text(device, options));
   add(text, "required", required_text(device));
 }

@@ -93,8 +93,8 @@ void take_whole_run(Report& failed, const Report& whole) {
   const bool was_fragmented = cause.kind == CauseKind::fragmentation;
   decide_again(cause);
   if (was_fragmented && cause.kind != CauseKind::fragmentation) {
-    device.reason = device.if_too_large ? std::optional(device.if_too_large->reason) : std::nullopt;
-    if (device.if_too_large) device.fixes = device.if_too_large->fixes;
+    device.reason = device.besides ? std::optional(device.besides->reason) : std::nullopt;
+    if (device.besides) device.fixes = device.besides->fixes;
   }
   device.required_bytes = needed + device.memory.non_pytorch_bytes;
   std::vector<Fix> fixes = seen->fixes;

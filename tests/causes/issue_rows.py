@@ -14,7 +14,7 @@ def issues(Pattern):
         row("whole_scan", "elementwise_copies", r"\.cpu\(\)|device=|host|cpu", "Project-MONAI/MONAI#854"),
         row("mask_of_clip", "data_on_gpu", r"frame by frame|part|chunk|\.cuda\(\)|host|\.cpu\(\)|cpu", "hkchengrex/STCN#23", held_back=True, memory=800),
         # In the thread the frames are written into one tensor; here the screen names the list, and not what cat() adds to it.
-        row("smoother_film", "concatenation", r"\.cpu\(\)|preallocat|empty|write", "Fannovel16/ComfyUI-Frame-Interpolation#52", memory=700),
+        row("smoother_film", "joined_results", r"\.cpu\(\)|preallocat|empty|write", "Fannovel16/ComfyUI-Frame-Interpolation#52", memory=700),
         # The matrices come from the host: no op of the GPU made them.
         row("relations_of_bodies", "one_hot", r"index|sparse|scatter", "ethanfetaya/NRI#19"),
         # Features of edges before the layer that makes them narrow.

@@ -16,14 +16,14 @@ def other(Pattern):
         row("kernel_of_both_domains", pairs, r"split|chunk|cdist", "jindongwang/transferlearning#83"),
         row("counterparts_of_entities", pairs, r"matmul|einsum|@|bmm", "rusty1s/deep-graph-matching-consensus#4"),
         # matmul copies the matrix of each component for each sample.
-        row("likelihood_of_components", "repeated_copies", r"split|chunk|transpose|permute|one large product|einsum",
+        row("likelihood_of_components", "large_intermediate", r"split|chunk|transpose|permute|one large product|einsum",
             "ldeecke/gmm-torch#23"),
         row("inverted_frames", kept, r"\.cpu\(\)", "yuval-alaluf/stylegan3-editing#37"),
         row("flow_of_full_hd", *evaluation, "msu-video-group/memfof#5"),
         row("cameras_hold_images", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)|pin_memory",
             "graphdeco-inria/gaussian-splatting#723", memory=600),
         # The order of the products makes an intermediate result far larger than what goes in and what comes out.
-        row("einsum_of_four", "einsum_intermediate", r"matmul|@|order|opt_einsum|two at a time", "pytorch/pytorch#114943"),
+        row("einsum_of_four", "large_intermediate", r"matmul|@|order|opt_einsum|two at a time", "pytorch/pytorch#114943"),
         row("prompt_of_state_space_model", pairs, r"matmul|einsum|@|bmm", "huggingface/transformers#48978"),
         row("batches_from_generator", *evaluation, "pytorch/pytorch#31497"),
         row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487", memory=760),
@@ -31,7 +31,7 @@ def other(Pattern):
         row("estimate_of_influence", "graph_of_earlier_steps", r"no_grad|detach", "nimarb/pytorch_influence_functions#6"),
         row("lists_of_encoders_deleted", "several_models", r"\bdel\b", "huggingface/diffusers#8511"),
         # Concatenation needs the parts and the whole at once.
-        row("gradients_of_test_samples", "cat_of_list", r"prealloc|torch\.empty|torch\.zeros|allocate|\.cpu\(\)",
+        row("gradients_of_test_samples", "joined_results", r"prealloc|torch\.empty|torch\.zeros|allocate|\.cpu\(\)",
             "aai-institute/pyDVL#374"),
         row("states_of_all_layers_in_evaluation", "growing_buffer", r"\.cpu\(\)|output_hidden_states",
             "huggingface/transformers#20887"),

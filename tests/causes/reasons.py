@@ -256,9 +256,12 @@ def judge(pattern, job):
     if report is None:
         return {"root": False, "fix": False, "lines": 0, "named": "no report: " + job["why_no_report"][-200:]}
     reasons = [report["reason"]] if report.get("reason") else []
-    named = reasons[0]["id"] if reasons else (report["cause"] or {}).get("kind", report["outcome"])
-    shown = not reasons or reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
-    root = named == pattern.root and shown
+    if reasons and report.get("besides"):
+        reasons.append(report["besides"]["reason"])  # "besides"
+    screen = job["screen_text"].replace("\n             ", " ")
+    shown = [reason["id"] for reason in reasons if reason["text"].split(":")[0] in screen]
+    named = " and ".join(shown) if reasons else (report["cause"] or {}).get("kind", report["outcome"])
+    root = pattern.root in (shown or [named])
     return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
             "lines": job["screen_text"].count("\n"), "named": named}
 

@@ -200,6 +200,9 @@ TEST_CASE("an oversized request fits no GPU of this size", "[explain]") {
 TEST_CASE("others on the GPU are the cause if it would fit without them", "[explain]") {
   const FailedRequest shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
   CHECK(cause_of(shared).kind == CauseKind::non_pytorch);
+  // Without a library's few bytes it would fit, too; but these are not what fills the GPU.
+  CHECK(cause_of({.requested = 100_MiB, .free = 50_MiB, .allocated = 6_GiB, .outside = 60_MiB}).kind ==
+        CauseKind::capacity);
   CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
 }
 

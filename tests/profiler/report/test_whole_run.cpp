@@ -84,7 +84,7 @@ TEST_CASE("fragmentation is not the cause where the whole run does not fit anywa
 TEST_CASE("what was said of fragmentation gives way to the reason of a step that is too large", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   report.devices[0].reason = Reason{.id = "fragmentation", .text = "what is free lies in pieces"};
-  report.devices[0].if_too_large =
+  report.devices[0].besides =
       Advice{.reason = {.id = "kept_tensors", .text = "list 'all' keeps them", .fix = "results_to_host"},
              .fixes = {{.id = "results_to_host", .label = "results on the host", .predicted_peak_bytes = kGiB}}};
   const Report failed = report;
