@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
@@ -142,6 +143,11 @@ class Walk {
 // A pointer that the engine keeps alive, as an owning one.
 NodePtr owned(void* raw) { return static_cast<autograd::Node*>(raw)->getptr(); }
 
+/// The node, or null for the one that the engine drops once it has run (see RunningTasks).
+void* lives_on(void* node) {
+  return typeid(*static_cast<autograd::Node*>(node)) == typeid(autograd::GraphRoot) ? nullptr : node;
+}
+
 /// All nodes of the graph task that runs on this thread but its first one, the newest first. The engine keeps them alive.
 std::vector<autograd::Node*> nodes_of_running_task() {
   const auto* set = autograd::get_current_graph_task_nodes_in_graph();
@@ -195,7 +201,7 @@ void write_requested_gradient(ThreadState& state) {
 }  // namespace
 
 void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
-  if (!state.tasks.begin_node(level, task, node)) return;
+  if (!state.tasks.begin_node(level, task, lives_on(node))) return;
   Session& recording = session();
   if (!claim_task(task)) return;              // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
@@ -207,7 +213,7 @@ void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
 }
 
 void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
-  if (state.tasks.begin_node(level, task, node)) claim_task(task);
+  if (state.tasks.begin_node(level, task, lives_on(node))) claim_task(task);
 }
 
 void describe_graph_at_oom(ThreadState& state) {
@@ -216,7 +222,9 @@ void describe_graph_at_oom(ThreadState& state) {
   Walk walk(state);
   walk.begin(~uint64_t{0});
   if (state.place.in_node()) {
-    for (const RunningTask& task : state.tasks.running(state.place.running_nodes())) walk.from(owned(task.root));
+    for (const RunningTask& task : state.tasks.running(state.place.running_nodes())) {
+      if (task.root != nullptr) walk.from(owned(task.root));
+    }
     for (autograd::Node* node : nodes_of_running_task())
       walk.from(owned(node));  // where the root is not its first node
   }

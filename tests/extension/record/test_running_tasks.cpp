@@ -23,6 +23,17 @@ TEST_CASE("the nodes of a backward pass are of one task, which begins with the f
   CHECK(tasks.running(1)[0].root == &nodes[0]);
 }
 
+TEST_CASE("a first node that does not live on is replaced by the next one, in the same pass", "[record]") {
+  RunningTasks tasks;
+  int nodes[2];
+
+  CHECK(tasks.begin_node(0, 7, nullptr));  // GraphRoot
+  CHECK(tasks.running(1)[0].root == nullptr);
+  CHECK_FALSE(tasks.begin_node(0, 7, &nodes[0]));
+  CHECK_FALSE(tasks.begin_node(0, 7, &nodes[1]));
+  CHECK(tasks.running(1)[0].root == &nodes[0]);
+}
+
 TEST_CASE("while a nested backward pass runs, so does the one around it", "[record]") {
   RunningTasks tasks;
   tasks.begin_node(0, 7, nullptr);
