@@ -41,7 +41,8 @@ namespace oomdiag {
 ///                                                                           it keeps that none of the referrers before does, of a
 ///                                                                           tensor in a graph at least 1;
 ///                                                                           node_sequence: name of the tensor's shape, or 0;
-///                                                                           address 0: the search for them begins
+///                                                                           address 0: a tensor of the host that keeps a graph,
+///                                                                           or, without a name, the search for them begins
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written

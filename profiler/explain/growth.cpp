@@ -112,7 +112,11 @@ Growth describe(const Group& group, const StepCurves& curves) {
     const Levels levels = over_run ? Levels(curve->run_bytes).subspan(group.beginning) : Levels(curve->bytes);
     for (size_t i = 0; i < total.size(); ++i) total[i] += levels[i];
     if (curve->newest > last->newest) last = curve;
-    growth.places.push_back({curve->where, median_increment(levels, steps), curve->bytes.back(), curve->blocks.back()});
+    growth.places.push_back({.where = curve->where,
+                             .bytes_per_step = median_increment(levels, steps),
+                             .live_bytes = curve->bytes.back(),
+                             .blocks = curve->blocks.back(),
+                             .differentiated = curve->differentiated});
   }
   growth.held = last->where;
   growth.bytes_per_step = median_increment(total, steps);
@@ -167,15 +171,10 @@ bool Growth::has(const Where& made) const {
   });
 }
 
-namespace {
-
-/// Whether so many nodes may be those of all its steps: in each of them about one for each of its places.
-bool leads_to_all_steps(const Growth& growth, int64_t nodes) {
-  const int64_t steps = int64_t{growth.last_step} - growth.first_step;
-  return nodes * 4 >= steps * static_cast<int64_t>(growth.place_count) * 3;
+bool Growth::leads_to_all_steps(int64_t nodes) const {
+  const int64_t steps = int64_t{last_step} - first_step;
+  return nodes * 4 >= steps * static_cast<int64_t>(place_count) * 3;
 }
-
-}  // namespace
 
 void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
   for (Growth& growth : growths) {
@@ -191,7 +190,7 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
     // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
     // variable that has those of the last step only does not keep the others.
-    if (growth.kind == GrowthKind::retained_graph && leads_to_all_steps(growth, nodes.count_of_most()))
+    if (growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most()))
       growth.referrer = nodes.most();
     const bool are_most = growth.kind == GrowthKind::growing_buffer || found * 2 >= blocks;
     if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();

@@ -25,6 +25,7 @@ struct GrowingPlace {
   int64_t bytes_per_step = 0;
   int64_t live_bytes = 0;  ///< at the end of the last step
   int64_t blocks = 0;      ///< likewise
+  bool differentiated = false;  ///< PlaceCurve::differentiated
 
   bool operator==(const GrowingPlace&) const = default;
 };
@@ -43,6 +44,9 @@ struct Growth {
 
   /// Whether what was made there is among what grows.
   bool has(const Where& made) const;
+
+  /// Whether so many nodes may be those of all its steps: in each of them about one for each of its places.
+  bool leads_to_all_steps(int64_t nodes) const;
 
   /// Whether most of it is tensors that variables refer to.
   bool is_referred() const { return referred_bytes > 0 && referred_bytes * 2 >= grown_bytes; }

@@ -55,11 +55,10 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
     return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
   });
   if (!in_graph || !keeps_nodes(facts)) return false;
-  // Nodes that are reached may be too few for all that stays: each step has left one at each of these places.
+  // Nodes that are reached may be too few for all that stays.
   int64_t nodes = 0;
   for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
-  const auto places = static_cast<int64_t>(growth.place_count);
-  return places * (growth.last_step - growth.first_step) <= nodes;
+  return growth.leads_to_all_steps(nodes);
 }
 
 /// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
@@ -97,8 +96,10 @@ size_t count_optimizers(const ReasonFacts& facts) {
   return steps.size();
 }
 
-/// Backward of an op that a graph records, too, has an op's name.
-bool is_of_backward(const Where& where) { return !where.node.empty() || where.op.find("_backward") != where.op.npos; }
+/// What backward makes so that it can be differentiated once more. Backward of an op that a graph records, too, has an op's name.
+bool is_differentiated(const GrowingPlace& place) {
+  return place.differentiated || (place.where.node.empty() && contains(place.where.op, "_backward"));
+}
 
 /// Whether the variable has a tensor that collects results of several steps.
 bool is_joined(const ReasonFacts& facts, const Growth& growth) {
@@ -116,7 +117,7 @@ bool differentiates_steps(const ReasonFacts& facts, const Growth& growth) {
   for (const Growth& one : facts.growths) {
     for (const GrowingPlace& place : one.places) {
       all += place.bytes_per_step;
-      of_backward += is_of_backward(place.where) ? place.bytes_per_step : 0;
+      of_backward += is_differentiated(place) ? place.bytes_per_step : 0;
     }
   }
   return of_backward > 0 && static_cast<double>(of_backward) >= kWorth * static_cast<double>(all);
@@ -283,6 +284,11 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (growth->is_referred()) return {};         // gradients that a variable of the program collects
   if (count_optimizers(facts) >= 3) return {};  // whole trainings pile up
   if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
+  // Gradients may just be kept, or be what the program goes on with.
+  const bool is_known = std::ranges::any_of(facts.growths, [](const Growth& one) { return !one.places.empty(); });
+  const bool any = std::ranges::any_of(
+      facts.growths, [](const Growth& one) { return std::ranges::any_of(one.places, is_differentiated); });
+  if (is_known && !any) return {};
   if (sum_category(facts, Category::gradient).count == 0) return differentiated_again(facts, *growth);
   return Reason{
       .id = {},

@@ -144,15 +144,13 @@ std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
   std::set<std::pair<std::string_view, std::string_view>> made;
   for (const LiveBlock* block : twins.parameters) made.insert({block->made.op, block->made.source});
   VariableCounts models;
-  int64_t all = 0;
   for (const Referrer& one : facts.device.referrers) {
     const std::string_view model = module_of(&one);
     const bool is_layer = !model.empty() && contains(variable_name(one.variable), "._modules[");
     if (!is_layer || !made.contains({one.made.op, one.made.source})) continue;
     models.add(model, 1);
-    ++all;
   }
-  return models.count_of_most() * 5 >= all * 4 ? std::string(models.most()) : std::string();
+  return models.count_of_most() * 5 >= std::ssize(twins.parameters) * 4 ? std::string(models.most()) : std::string();
 }
 
 /// Of layers that went to the GPU one after another, as each was called: results of the first ones are older than the last ones.

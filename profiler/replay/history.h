@@ -194,6 +194,7 @@ struct TimelinePoint {
 struct PlaceCurve {
   Where where{};
   bool in_graph = false;          ///< a forward op that autograd recorded
+  bool differentiated = false;    ///< an op of a backward node that autograd recorded: create_graph, or one run again
   uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them
   std::vector<int64_t> bytes{};   ///< requested, by StepCurves::steps
   std::vector<int64_t> blocks{};  ///< how many

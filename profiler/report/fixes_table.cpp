@@ -136,7 +136,7 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
 }
 
 std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& options) {
-  constexpr size_t kMax = 3;
+  const size_t most = device.besides ? 2 : 3;  // one line of the screen is that of what else there is
   std::vector<Fix> fixes = best_first(device.fixes);
   const bool failed = device.failure || device.out_of_memory_near_step;
   const bool has_best = failed && !fixes.empty() && is_answer(fixes.front());
@@ -149,7 +149,7 @@ std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& o
   } else if (failed && may_fit) {
     std::erase_if(fixes, [](const Fix& fix) { return fits(fix).has_value(); });
   }
-  if (fixes.size() > kMax) fixes.resize(kMax);
+  if (fixes.size() > most) fixes.resize(most);
   if (fixes.empty()) return {};
   int64_t largest = 0;
   for (const Fix& fix : fixes) largest = std::max(largest, fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes));

@@ -120,7 +120,7 @@ def threads():
         Pattern("target_network_with_graph", "graph_without_use", r"no_grad", "", memory=1000),
         Pattern("messages_of_all_edges", "enlarged", r"half|batch|checkpoint|split|autocast", ""),
         Pattern("logits_are_enlarged", "capacity", r"half|batch|autocast|accumulation", "", memory=1600),
-        Pattern("episode_keeps_its_callback", "graph_of_earlier_steps", r"gc\.collect|detach", "NVlabs/GR00T-WholeBodyControl#220",
+        Pattern("episode_keeps_its_callback", "reference_cycle", r"gc\.collect|detach", "NVlabs/GR00T-WholeBodyControl#220",
                 held_back=True),
         Pattern("statistics_keep_activations", "kept_tensors", r"\.cpu\(\)|item\(\)|mean", "", held_back=True),
         Pattern("beams_without_no_grad", *evaluation, "serend1p1ty/SeqNet#14", held_back=True),

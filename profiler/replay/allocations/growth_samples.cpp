@@ -119,7 +119,9 @@ StepCurves GrowthSamples::finish(const Trace& trace, const NodeTable& nodes) con
     if (!ends_higher(curve.bytes) && !ends_higher(curve.run_bytes)) continue;
     const Event& newest = places_[p].newest;
     curve.where = locate(trace, nodes, newest);
-    curve.in_graph = (trace.context(newest.context).flags & kGradMode) != 0 && !in_node(newest);
+    const bool is_recorded = (trace.context(newest.context).flags & kGradMode) != 0;
+    curve.in_graph = is_recorded && !in_node(newest);
+    curve.differentiated = is_recorded && in_node(newest);
     curve.newest = newest.sequence;
     curves.places.push_back(std::move(curve));
   }

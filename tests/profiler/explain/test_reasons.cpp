@@ -713,8 +713,8 @@ TEST_CASE("layers of one model that went to the GPU one by one are no models", "
                     .born = 5,
                     .made = {.op = "aten::linear", .module = "fc1", .source = "net.py:5"}});
   device = at_oom(std::move(blocks));
-  device.referrers = {
-      {.variable = "dict 'model._modules[\"layers\"]._modules[0]._parameters' in main (eval.py:9)", .made = moved}};
+  device.referrers = std::vector<Referrer>(
+      4, {.variable = "dict 'model._modules[\"layers\"]._modules[0]._parameters' in main (eval.py:9)", .made = moved});
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
   CHECK(reason->text ==
