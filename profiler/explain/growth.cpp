@@ -173,7 +173,10 @@ bool Growth::has(const Where& made) const {
 
 bool Growth::leads_to_all_steps(int64_t nodes) const {
   const int64_t steps = int64_t{last_step} - first_step;
-  return nodes * 4 >= steps * static_cast<int64_t>(place_count) * 3;
+  int64_t made = 0;  // a place may have left something in some of the steps only
+  for (const GrowingPlace& place : places) made += place.blocks > 0 ? std::min(place.blocks, steps) : steps;
+  if (place_count > places.size()) made += steps * static_cast<int64_t>(place_count - places.size());
+  return nodes * 4 >= made * 3;
 }
 
 void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {

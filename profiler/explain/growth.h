@@ -23,8 +23,8 @@ std::string_view name_of(GrowthKind kind);
 struct GrowingPlace {
   Where where{};
   int64_t bytes_per_step = 0;
-  int64_t live_bytes = 0;  ///< at the end of the last step
-  int64_t blocks = 0;      ///< likewise
+  int64_t live_bytes = 0;       ///< at the end of the last step
+  int64_t blocks = 0;           ///< likewise
   bool differentiated = false;  ///< PlaceCurve::differentiated
 
   bool operator==(const GrowingPlace&) const = default;
@@ -45,7 +45,7 @@ struct Growth {
   /// Whether what was made there is among what grows.
   bool has(const Where& made) const;
 
-  /// Whether so many nodes may be those of all its steps: in each of them about one for each of its places.
+  /// Whether so many nodes may be those of all its steps: in each of them about one for each of its places that left something.
   bool leads_to_all_steps(int64_t nodes) const;
 
   /// Whether most of it is tensors that variables refer to.

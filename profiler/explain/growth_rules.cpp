@@ -360,26 +360,6 @@ Found find_small_views(const ReasonFacts& facts) {
       .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
 }
 
-Found find_joined_results(const ReasonFacts& facts) {
-  constexpr double kMost = 0.7;  // what the last steps added is in no growth yet
-  const Growth* growth = leading_growth(facts);
-  const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
-  const int64_t requested = requested_bytes(facts);
-  if (!kept || !fails_in(facts, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"})) return {};
-  if (static_cast<double>(requested) < kMost * static_cast<double>(growth->grown_bytes)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("{}{} joins what {} keeps of each step ({}): {} more, while all parts are still there",
-                          failed_in(facts).op, at(failed_in(facts)),
-                          growth->referrer.empty() ? "the program" : growth->referrer, growing_text(*growth),
-                          with_unit(requested)),
-      .bytes = growth->grown_bytes,
-      .fix = "stop_growth",
-      .how = {
-          line_for_kept(growth->referrer, false),
-          "out = torch.empty(rows, width)  # or filled in the loop, in place of a list and what cat() makes of it"}};
-}
-
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
@@ -440,7 +420,7 @@ Found find_output_on_context_without_steps(const ReasonFacts& facts) {
   if (most == functions.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.35)) return {};
   const auto& [name, left] = *most;
   const auto known =
-      std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) { return one.made.op == name; });
+      std::ranges::count_if(facts.device.referrers, [name = name](const Referrer& one) { return one.made.op == name; });
   if (known * 2 >= left.count) return {};
   return output_on_context(
       fmt::format("{} tensors that {} made{} are still there, {}, and variables lead to few of them", left.count, name,
@@ -488,19 +468,32 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(kept, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == kept.end() || !is_large(facts, bytes)) return {};
   const auto& [variable, share] = *most;
+  const bool is_closure = variable.starts_with("function ");
   const bool is_replaced = variable.starts_with("attribute ") || variable.starts_with("tuple ");
-  return Reason{.id = {},
-                .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
-                                    kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
-                .bytes = bytes,
-                .fix = "results_to_host",
-                .how = {is_replaced ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
-                                    : line_for_kept(variable, false)}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
+                          kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "results_to_host",
+      .how = {
+          is_closure
+              ? "gc.collect()  # after each step: a function keeps what it uses of those around it, and a class itself"
+          : is_replaced ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
+                        : line_for_kept(variable, false)}};
 }
 
 // A list that is being filled by a loop in which no module is called and no step ends.
-Found find_collected_results(const ReasonFacts& facts) {
-  constexpr int64_t kMany = 8;
+namespace {
+
+/// The container that has most, of `kMany` tensors or more, and its share; where growth is known that says more.
+struct Collected {
+  std::string variable{};
+  std::string name{};
+  Share share{};
+};
+
+std::optional<Collected> find_collection(const ReasonFacts& facts, int64_t fewest) {
   if (leading_growth(facts) != nullptr) return {};
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   std::map<std::string_view, Share> held;  // by the name of the container
@@ -516,18 +509,77 @@ Found find_collected_results(const ReasonFacts& facts) {
     held[container_name(referrer->variable)].add(block);
   }
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == held.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.4)) return {};
+  if (most == held.end() || most->second.count < fewest) return {};
   const auto& [name, share] = *most;
-  const std::string variable = fold_subscripts(facts.referrers.find(*share.largest)->variable);
-  const bool is_list = is_appended_to(variable);
+  const std::string_view one = facts.referrers.find(*share.largest)->variable;
+  return Collected{.variable = fold_subscripts(one),
+                   .name = std::string(is_appended_to(one) ? variable_name(one) : name),
+                   .share = share};
+}
+
+/// Those of a container that has at least this part of all.
+Found name_collected(const ReasonFacts& facts, double part) {
+  constexpr int64_t kMany = 8;
+  const std::optional<Collected> found = find_collection(facts, kMany);
+  if (!found || !is_large(facts, found->share.bytes, part)) return {};
+  const auto& [variable, name, share] = *found;
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "results_to_host",
-      .how = {fmt::format(
-          "{}  # or of each only what is used: topk, a mean, an index",
-          is_list ? fmt::format("{}.append(output.cpu())", name) : fmt::format("{}[…] = output.cpu()", name))}};
+      .how = {fmt::format("{}  # or of each only what is used: topk, a mean, an index",
+                          is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
+                                                   : fmt::format("{}[…] = output.cpu()", name))}};
+}
+
+bool joins(const ReasonFacts& facts) {
+  return fails_in(facts, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"});
+}
+
+/// The same where no step ends between the parts.
+Found find_joined_collection(const ReasonFacts& facts) {
+  const std::optional<Collected> found = find_collection(facts, 2);
+  const auto part = static_cast<double>(requested_bytes(facts));
+  if (!found || !joins(facts) || !is_large(facts, found->share.bytes)) return {};
+  if (static_cast<double>(found->share.bytes) < 0.8 * part || 0.8 * static_cast<double>(found->share.bytes) > part)
+    return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} joins the {} tensors of {} ({}): {} more, while all of them are still there",
+                          failed_in(facts).op, at(failed_in(facts)), found->share.count, found->variable,
+                          with_unit(found->share.bytes), with_unit(requested_bytes(facts))),
+      .bytes = requested_bytes(facts),
+      .fix = "results_to_host",
+      .how = {"out += part  # or written into torch.empty(…) as it is made, in place of a list and what is made of it",
+              fmt::format("{}.append(part.cpu())", found->name)}};
+}
+
+}  // namespace
+
+Found find_collected_results(const ReasonFacts& facts) { return name_collected(facts, 0.4); }
+
+Found find_mostly_collected(const ReasonFacts& facts) { return name_collected(facts, 0.65); }
+
+Found find_joined_results(const ReasonFacts& facts) {
+  constexpr double kMost = 0.7;  // what the last steps added is in no growth yet
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr) return find_joined_collection(facts);
+  const bool kept = growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth);
+  const int64_t requested = requested_bytes(facts);
+  if (!kept || !joins(facts)) return {};
+  if (static_cast<double>(requested) < kMost * static_cast<double>(growth->grown_bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} joins what {} keeps of each step ({}): {} more, while all parts are still there",
+                          failed_in(facts).op, at(failed_in(facts)),
+                          growth->referrer.empty() ? "the program" : growth->referrer, growing_text(*growth),
+                          with_unit(requested)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = {
+          line_for_kept(growth->referrer, false),
+          "out = torch.empty(rows, width)  # or filled in the loop, in place of a list and what cat() makes of it"}};
 }
 
 }  // namespace oomdiag

@@ -13,6 +13,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 
 // Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, an enlarged image, scores of

@@ -22,6 +22,8 @@ Found find_caught(const ReasonFacts& facts);
 Found find_kept_traceback(const ReasonFacts& facts);
 Found find_output_on_context(const ReasonFacts& facts);
 Found find_collected_results(const ReasonFacts& facts);
+/// The same where they are most of all: then it matters little what they are.
+Found find_mostly_collected(const ReasonFacts& facts);
 Found find_kept_gradients(const ReasonFacts& facts);
 Found find_large_buffers(const ReasonFacts& facts);
 Found find_private_pools(const ReasonFacts& facts);

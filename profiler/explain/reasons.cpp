@@ -359,6 +359,7 @@ constexpr ReasonRow kReasons[] = {
     {"autocast_cache", find_autocast_cache},
     {"repeated_casts", find_repeated_casts},
     {"loaded_onto_gpu", find_loaded_in_the_way},
+    {"kept_tensors", find_mostly_collected},
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"dense_embedding_gradients", find_embedding_gradients},

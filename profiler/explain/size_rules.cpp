@@ -113,8 +113,8 @@ Found find_one_hot(const ReasonFacts& facts) {
   const bool fails = failed != nullptr && failed->phase != Phase::optimizer &&
                      makes_masks(facts, failed->where, failed->requested_bytes);
   const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
-  if (!is_large(facts, bytes)) return {};
   const Where where = fails ? failed_in(facts) : made.made();
+  if (!is_large(facts, bytes, where.op == "aten::one_hot" ? 0.2 : kLargePart)) return {};
   const std::string_view type = where.op == "aten::one_hot" ? " of 64-bit integers" : "";
   return Reason{
       .id = {},
@@ -175,8 +175,9 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   if (fails)
     lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
   return Reason{.id = {},
-                .text = fails && data.count == 0 ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
-                                                               with_unit(requested_bytes(facts)), at(failed_in(facts)))
+                .text = fails && data.bytes * 20 < requested_bytes(facts)
+                            ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
+                                          with_unit(requested_bytes(facts)), at(failed_in(facts)))
                         : fails ? fmt::format("tensors are copied to the GPU as a whole: {} at once{}, beside {}{}",
                                               with_unit(requested_bytes(facts)), at(failed_in(facts)),
                                               with_unit(data.bytes), at(data.made()))
