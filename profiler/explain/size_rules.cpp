@@ -262,13 +262,18 @@ Found find_growing_steps(const ReasonFacts& facts) {
   }
   if (rising.size() < kFewestSteps || rising.front() * 3 < rising.back() * 4) return {};
   const auto steps = static_cast<int64_t>(rising.size()) - 1;
-  const uint32_t last = peaks.rbegin()->first;
+  const uint32_t last = peaks.rbegin()->first, first = last - static_cast<uint32_t>(steps);
   const int64_t grown = rising.front() - rising.back();
+  const auto left_after = [&](uint32_t step) {
+    const auto end = std::ranges::find(facts.device.step_ends, step, &StepEnd::step);
+    return end == facts.device.step_ends.end() ? int64_t{0} : end->allocated_bytes;
+  };
+  if ((left_after(last) - left_after(first)) * 2 > grown) return {};
   return Reason{
       .id = {},
       .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
                           "in step {}, {} in step {} ({})",
-                          with_unit(grown / steps), with_unit(rising.back()), last - static_cast<uint32_t>(steps),
+                          with_unit(grown / steps), with_unit(rising.back()), first,
                           with_unit(rising.front()), last, short_place(failed_in(facts))),
       .bytes = grown,
       .fix = "as_much_as_before",

@@ -323,6 +323,12 @@ struct Report {
   bool operator==(const Report&) const = default;
 };
 
+/// What the first screen says besides its reason, or null.
+inline const Reason* second_reason_of(const ReportOfDevice& device) {
+  const bool is_another = device.besides && device.reason && device.besides->reason != *device.reason;
+  return is_another ? &device.besides->reason : nullptr;
+}
+
 /// The device that the report is about: the one that failed, else the fullest; nullptr where none was used.
 inline const ReportOfDevice* main_device_of(const Report& report) {
   return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;

@@ -159,8 +159,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (!device.cause) return;
   add(text, "why", why_text(device));
   if (device.reason) add(text, "because", printable(device.reason->text, 300));
-  if (const auto& other = device.besides; other && device.reason && other->reason != *device.reason)
-    add(text, "besides", printable(other->reason.text, 300));
+  if (const Reason* const other = second_reason_of(device)) add(text, "besides", printable(other->text, 300));
   add(text, "kept by", kept_by_text(device, options));
   add(text, "required", required_text(device));
 }

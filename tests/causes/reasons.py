@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 
+from field_rows import fields
 from final_rows import final
 from fresh_rows import fresh
 from harness import run_jobs
@@ -237,6 +238,7 @@ SUITES = {
     "recent": ("recent_threads.py", lambda: recent(Pattern)),
     "latest": ("latest_threads.py", lambda: latest(Pattern)),
     "final": ("final_threads.py", lambda: final(Pattern)),
+    "fields": ("fields/", lambda: fields(Pattern)),
 }
 
 
