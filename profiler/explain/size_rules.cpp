@@ -269,16 +269,15 @@ Found find_growing_steps(const ReasonFacts& facts) {
     return end == facts.device.step_ends.end() ? int64_t{0} : end->allocated_bytes;
   };
   if ((left_after(last) - left_after(first)) * 2 > grown) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
-                          "in step {}, {} in step {} ({})",
-                          with_unit(grown / steps), with_unit(rising.back()), first,
-                          with_unit(rising.front()), last, short_place(failed_in(facts))),
-      .bytes = grown,
-      .fix = "as_much_as_before",
-      .how = {"batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
-              "grow; else at most so many rows of it"}};
+  return Reason{.id = {},
+                .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
+                                    "in step {}, {} in step {} ({})",
+                                    with_unit(grown / steps), with_unit(rising.back()), first,
+                                    with_unit(rising.front()), last, short_place(failed_in(facts))),
+                .bytes = grown,
+                .fix = "as_much_as_before",
+                .how = {"batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
+                        "grow; else at most so many rows of it"}};
 }
 
 // A batch of another size, longer sequences, or a part of the program that does not split what the others split.
