@@ -542,6 +542,7 @@ Found find_pairs_of_data(const ReasonFacts& facts) {
   if (failed == nullptr || !failed->where.module.empty() || !multiplies(failed->where)) return {};
   const std::optional<Expansion> found = find_expansion(facts);
   if (!found || !found->alike.empty() || factor_sizes(*found, failed->requested_bytes, true).text.empty()) return {};
+  if (find_intermediate_of_product(facts)) return {};  // what fails is no result yet
   return find_all_pairs(facts);
 }
 
