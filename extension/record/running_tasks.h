@@ -15,9 +15,10 @@ struct RunningTask {
 /// The backward passes that nodes of this thread belong to, an entry for each node that runs inside of another one.
 ///
 /// Roots are borrowed from the engine, which keeps the nodes of a task alive while the task runs. All but one: where backward
-/// begins at several tensors, they hang on a node of the engine's own (GraphRoot), which is gone as soon as it has run. That a
-/// task runs is known as long as one of its nodes does, and of the node that follows; between them, and when a nested pass has ended, it is
-/// not. So an entry says nothing unless a node runs at its level, and `running` hands out no other.
+/// begins at several tensors, they hang on a node of the engine's own (GraphRoot), which is gone as soon as it has run.
+///
+/// That a task runs is known as long as one of its nodes does, and of the node that follows; between them, and when a nested
+/// pass has ended, it is not. So an entry says nothing unless a node runs at its level, and `running` hands out no other.
 class RunningTasks {
  public:
   /// A node of `task` begins to run inside of `level` others; null where it does not live on. True if it is the first one of

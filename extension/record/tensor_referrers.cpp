@@ -238,7 +238,7 @@ std::string subscript(const std::string& key) {
 
 }  // namespace
 
-// How the object is called by the one that refers to it: ".cache", "[3]", "['loss']", or empty.
+// How the object is called by the one that refers to it: ".cache", "[3]", "["loss"]", or empty.
 std::string TensorReferrers::name_of_step(uint32_t index) const {
   const uint32_t parent = reached_[index].parent;
   const PythonObject container = reached_[parent].object, item = reached_[index].object;

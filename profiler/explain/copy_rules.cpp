@@ -22,9 +22,7 @@
 namespace oomdiag {
 namespace {
 
-bool repeats_rows(const Where& where) {
-  return is_one_of(where.op, {"aten::repeat", "aten::repeat_interleave", "aten::tile"}) && where.module.empty();
-}
+bool repeats_rows(const Where& where) { return repeats({.op = where.op}) && where.module.empty(); }
 
 /// How many of the second are as large as the first; 0 if it is no multiple, or too many.
 int64_t count_copies(int64_t bytes, int64_t of_bytes) {
@@ -126,58 +124,73 @@ Found find_repeated_rows(const ReasonFacts& facts) {
                 .fix = "repeat_later"};
 }
 
+namespace {
+
+/// What an op that repeats has made, and what it may have repeated, by how often.
+struct Repeated {
+  Where where{};
+  int64_t bytes = 0;
+  std::map<int64_t, const LiveBlock*> operands{};
+};
+
+/// How the program or its model calls it; or empty.
+std::string name_of(const ReasonFacts& facts, const LiveBlock& block) {
+  if (block.category == Category::buffer) return std::string(block.name);
+  const Referrer* const referrer = facts.referrers.find(block);
+  return referrer == nullptr ? std::string() : std::string(referrer->variable);
+}
+
+Repeated find_operands(const ReasonFacts& facts, const Where& where, int64_t bytes) {
+  constexpr int64_t kFewest = 2, kFewestOfData = 4, kWorthLooking = 1 << 18;
+  Repeated found{.where = where, .bytes = bytes};
+  if (!repeats(where)) return found;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const int64_t copies = count_copies(bytes, block.requested_bytes);
+    const bool is_buffer = block.category == Category::buffer;
+    const bool may_be = (is_buffer || is_data(block)) && block.requested_bytes >= kWorthLooking;
+    if (may_be && copies >= (is_buffer ? kFewest : kFewestOfData) && !name_of(facts, block).empty())
+      found.operands.emplace(copies, &block);
+  }
+  return found;
+}
+
+/// Of the request that failed, else of a tensor that lives.
+Repeated find_repeated(const ReasonFacts& facts) {
+  Repeated found = find_operands(facts, failed_in(facts), requested_bytes(facts));
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!found.operands.empty()) break;
+    if (!block.pending_free) found = find_operands(facts, block.made, block.requested_bytes);
+  }
+  return found;
+}
+
+}  // namespace
+
 // As a mask that is repeated for each sample of a batch, or words for each pair of them. Where tensors of several sizes may be what is
 // repeated, none of them is named.
 Found find_repeated_tensor(const ReasonFacts& facts) {
-  constexpr int64_t kFewest = 2, kFewestOfData = 4, kWorthLooking = 1 << 18;
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr) return {};
-  const auto name_of = [&](const LiveBlock& block) {
-    const Referrer* const referrer = facts.referrers.find(block);
-    return block.category == Category::buffer ? std::string(block.name)
-           : referrer == nullptr              ? std::string()
-                                              : std::string(referrer->variable);
-  };
-  const auto operands_of = [&](const Where& where, int64_t bytes) {
-    std::map<int64_t, const LiveBlock*> operands;  // by how often they are copied
-    if (!repeats(where)) return operands;
-    for (const LiveBlock& block : facts.device.state.blocks) {
-      const int64_t copies = count_copies(bytes, block.requested_bytes);
-      const bool is_buffer = block.category == Category::buffer;
-      const bool may_be = (is_buffer || is_data(block)) && block.requested_bytes >= kWorthLooking;
-      if (may_be && copies >= (is_buffer ? kFewest : kFewestOfData) && !name_of(block).empty())
-        operands.emplace(copies, &block);
-    }
-    return operands;
-  };
-  Where where = failed->where;
-  int64_t copied = failed->requested_bytes;
-  std::map<int64_t, const LiveBlock*> operands = operands_of(where, copied);
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    if (!operands.empty() || block.pending_free) continue;
-    where = block.made;
-    copied = block.requested_bytes;
-    operands = operands_of(where, copied);
-  }
-  if (operands.empty()) return {};
-  const Share alike =
-      sum_blocks(facts, [&](const LiveBlock& block) { return is_of_as_many(block.requested_bytes, copied); });
-  const int64_t asked = is_of_as_many(failed->requested_bytes, copied) ? failed->requested_bytes : 0;
-  if (!is_large(facts, alike.bytes + asked, 0.4)) return {};
-  const auto& [copies, operand] = *operands.begin();
+  if (failure(facts) == nullptr) return {};
+  const Repeated repeated = find_repeated(facts);
+  if (repeated.operands.empty()) return {};
+  const auto is_alike = [&](int64_t bytes) { return is_of_as_many(bytes, repeated.bytes); };
+  const Share alike = sum_blocks(facts, [&](const LiveBlock& block) { return is_alike(block.requested_bytes); });
+  const bool asks = is_alike(requested_bytes(facts));
+  const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
+  if (!is_large(facts, bytes, 0.4)) return {};
+  const auto& [copies, operand] = *repeated.operands.begin();
   const std::string what =
-      operands.size() > 1
+      repeated.operands.size() > 1
           ? "copies a tensor many times"
-          : fmt::format("copies {} {} {} times", name_of(*operand),
+          : fmt::format("copies {} {} {} times", name_of(facts, *operand),
                         operand->shape.empty() ? with_unit(operand->bytes) : std::string(operand->shape), copies);
-  return Reason{.id = {},
-                .text = fmt::format("{}{} {}{}: {} in all", where.op, at(where), what,
-                                    alike.count + (asked > 0 ? 1 : 0) > 1 ? ", and what follows is as large" : "",
-                                    with_unit(alike.bytes + asked)),
-                .bytes = (alike.bytes + asked) / copies * (copies - 1),
-                .fix = "repeat_later",
-                .how = {"mask.to(dtype).expand(batch, -1, -1, -1)  # a view of the one tensor, in place of repeat()",
-                        "for part in index.split(64): …  # or as many copies at a time"}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} {}{}: {} in all", repeated.where.op, at(repeated.where), what,
+                          alike.count + (asks ? 1 : 0) > 1 ? ", and what follows is as large" : "", with_unit(bytes)),
+      .bytes = bytes / copies * (copies - 1),
+      .fix = "repeat_later",
+      .how = {"mask.to(dtype).expand(batch, -1, -1, -1)  # a view of the one tensor, in place of repeat()",
+              "for part in index.split(64): …  # or as many copies at a time"}};
 }
 
 // In a layer: the program's own copies are large results.
@@ -216,7 +229,7 @@ Found find_large_cast(const ReasonFacts& facts) {
                                     failed->requested_bytes / std::max<int64_t>(1, operand.largest->requested_bytes),
                                     referrer == nullptr ? "its tensor of " + with_unit(operand.largest->requested_bytes)
                                                         : std::string(referrer->variable),
-                                    operand.largest->shape.empty() ? "" : fmt::format(", {}", operand.largest->shape)),
+                                    comma_shape(*operand.largest)),
                 .bytes = failed->requested_bytes,
                 .fix = "enlarge_in_parts",
                 .how = {"for part in masks.split(16): f(part.float())  # a part at a time, each reduced before the "

@@ -47,6 +47,11 @@ bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
   return released > 0 && released * 10 >= all * 3 && saved * 10 <= released;
 }
 
+/// Whether variables keep the tensors themselves, and not through a graph.
+bool consists_of_tensors(const ReasonFacts& facts, const Growth& growth) {
+  return growth.kind == GrowthKind::kept_tensors || keeps_outputs(facts, growth);
+}
+
 std::string growing_text(const Growth& growth) { return with_unit(growth.bytes_per_step) + " per step"; }
 
 /// Whether a graph that a variable leads to may be what keeps them: its nodes have no objects of Python.
@@ -104,8 +109,8 @@ bool is_differentiated(const GrowingPlace& place) {
 /// Whether the variable has a tensor that collects results of several steps.
 bool is_joined(const ReasonFacts& facts, const Growth& growth) {
   return std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
-    const bool joins = is_one_of(one.made.op, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"});
-    return joins && !growth.referrer.empty() && fold_subscripts(one.variable) == fold_subscripts(growth.referrer);
+    return joins({.op = one.made.op}) && !growth.referrer.empty() &&
+           fold_subscripts(one.variable) == fold_subscripts(growth.referrer);
   });
 }
 
@@ -362,8 +367,7 @@ Found find_small_views(const ReasonFacts& facts) {
 
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
-  if (!kept) return {};
+  if (growth == nullptr || !consists_of_tensors(facts, *growth)) return {};
   const bool of_weights = is_as_large_as_weights(facts, *growth);
   const std::string what =
       fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
@@ -486,13 +490,13 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
 // A list that is being filled by a loop in which no module is called and no step ends.
 namespace {
 
-/// The container that has most, of `kMany` tensors or more, and its share; where growth is known that says more.
 struct Collected {
-  std::string variable{};
-  std::string name{};
+  std::string variable{};  ///< the container, numbers of its items folded
+  std::string name{};      ///< as the program writes it
   Share share{};
 };
 
+/// The container that has most, of so many tensors or more; nothing where growth is known, which says more.
 std::optional<Collected> find_collection(const ReasonFacts& facts, int64_t fewest) {
   if (leading_growth(facts) != nullptr) return {};
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
@@ -533,15 +537,11 @@ Found name_collected(const ReasonFacts& facts, double part) {
                                                    : fmt::format("{}[…] = output.cpu()", name))}};
 }
 
-bool joins(const ReasonFacts& facts) {
-  return fails_in(facts, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"});
-}
-
-/// The same where no step ends between the parts.
+/// Parts in a container, where no step ends between them.
 Found find_joined_collection(const ReasonFacts& facts) {
   const std::optional<Collected> found = find_collection(facts, 2);
   const auto part = static_cast<double>(requested_bytes(facts));
-  if (!found || !joins(facts) || !is_large(facts, found->share.bytes)) return {};
+  if (!found || !joins(failed_in(facts)) || !is_large(facts, found->share.bytes)) return {};
   if (static_cast<double>(found->share.bytes) < 0.8 * part || 0.8 * static_cast<double>(found->share.bytes) > part)
     return {};
   return Reason{
@@ -565,9 +565,8 @@ Found find_joined_results(const ReasonFacts& facts) {
   constexpr double kMost = 0.7;  // what the last steps added is in no growth yet
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr) return find_joined_collection(facts);
-  const bool kept = growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth);
   const int64_t requested = requested_bytes(facts);
-  if (!kept || !joins(facts)) return {};
+  if (!consists_of_tensors(facts, *growth) || !joins(failed_in(facts))) return {};
   if (static_cast<double>(requested) < kMost * static_cast<double>(growth->grown_bytes)) return {};
   return Reason{
       .id = {},

@@ -125,14 +125,20 @@ std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
   return twins;
 }
 
+/// Where their parameters were made: few, as a line makes many.
+std::vector<Where> list_makers(const Twins& twins) {
+  std::vector<Where> made;
+  for (const LiveBlock* block : twins.parameters) {
+    if (std::ranges::find(made, block->made) == made.end()) made.push_back(block->made);
+  }
+  return made;
+}
+
 /// Whether variables lead to the parameters of one of these models at most, though they were looked through: what an optimizer or a
 /// list keeps a variable leads to.
 bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   if (!facts.device.looked_for_referrers) return false;
-  std::vector<Where> made;  // few: a line makes many
-  for (const LiveBlock* block : twins.parameters) {
-    if (std::ranges::find(made, block->made) == made.end()) made.push_back(block->made);
-  }
+  const std::vector<Where> made = list_makers(twins);
   const auto referred = std::ranges::count_if(
       facts.device.referrers, [&](const Referrer& one) { return std::ranges::find(made, one.made) != made.end(); });
   return referred * twins.models <= std::ssize(twins.parameters);
@@ -141,14 +147,12 @@ bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
 /// The variable of the one model whose layers these are, called one by one: then they have no names of a model around them. Empty where
 /// there are several, or none is known.
 std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
-  std::set<std::pair<std::string_view, std::string_view>> made;
-  for (const LiveBlock* block : twins.parameters) made.insert({block->made.op, block->made.source});
+  const std::vector<Where> made = list_makers(twins);
   VariableCounts models;
   for (const Referrer& one : facts.device.referrers) {
     const std::string_view model = module_of(&one);
     const bool is_layer = !model.empty() && contains(variable_name(one.variable), "._modules[");
-    if (!is_layer || !made.contains({one.made.op, one.made.source})) continue;
-    models.add(model, 1);
+    if (is_layer && std::ranges::find(made, one.made) != made.end()) models.add(model, 1);
   }
   return models.count_of_most() * 5 >= std::ssize(twins.parameters) * 4 ? std::string(models.most()) : std::string();
 }

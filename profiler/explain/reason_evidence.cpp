@@ -152,6 +152,12 @@ bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
 
 bool repeats(const Where& where) { return any_op(where, {"aten::repeat", "aten::repeat_interleave", "aten::tile"}); }
 
+bool joins(const Where& where) { return any_op(where, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"}); }
+
+std::string comma_shape(const LiveBlock& block) {
+  return block.shape.empty() ? std::string() : fmt::format(", {}", block.shape);
+}
+
 bool gathers(const Where& where) {
   return any_op(where, {"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::repeat",
                         "aten::repeat_interleave"});

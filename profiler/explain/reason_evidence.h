@@ -106,6 +106,12 @@ bool any_op(const Where& where, std::initializer_list<std::string_view> ops);
 /// Whether it repeats its tensor.
 bool repeats(const Where& where);
 
+/// Whether it joins tensors to one.
+bool joins(const Where& where);
+
+/// ", [64, 32] float32", or empty where the shape is not known.
+std::string comma_shape(const LiveBlock& block);
+
 /// Whether it takes rows, some of them several times.
 bool gathers(const Where& where);
 

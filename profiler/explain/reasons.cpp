@@ -336,6 +336,7 @@ struct ReasonRow {
   Found (*find)(const ReasonFacts& facts);
   bool of_growth = false;  ///< holds for a run that fits so far, too
   bool of_size = false;    ///< only says that much is needed: no reason where there was enough
+  bool of_steps = false;   ///< compares the step with those before it, and so can stand beside another one of size
 };
 
 constexpr ReasonRow kReasons[] = {
@@ -391,7 +392,7 @@ constexpr ReasonRow kReasons[] = {
     {"data_on_gpu", find_data_on_gpu},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
-    {"growing_steps", find_growing_steps, false, true},
+    {"growing_steps", find_growing_steps, false, true, true},
     {"unrolled_sequence", unrolls_sequence},
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
     {"graph_without_use", find_graph_without_use},
@@ -406,7 +407,7 @@ constexpr ReasonRow kReasons[] = {
     {"model_states", find_model_states, false, true},
     {"elementwise_copies", find_elementwise_copies, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
-    {"larger_step", find_larger_step, false, true},
+    {"larger_step", find_larger_step, false, true, true},
     {"large_result", find_large_result, false, true},
     {"equal_rows", find_equal_rows, false, true},
     {"largest_tensor", find_largest_tensor, false, true},
@@ -425,13 +426,11 @@ bool is_evaluation(std::string_view function) {
 }
 
 std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason& first) {
-  const auto row = std::ranges::find_if(kReasons, [&](const ReasonRow& one) { return one.id == first.id; });
-  if (row == std::end(kReasons) || row->of_growth) return {};
-  for (const std::string_view id : {"growing_steps", "larger_step"}) {
-    if (id == first.id) return {};
-    const auto second = std::ranges::find(kReasons, id, &ReasonRow::id);
-    if (Found reason = second->find(facts)) {
-      reason->id = id;
+  const auto found = std::ranges::find(kReasons, first.id, &ReasonRow::id);
+  if (found == std::end(kReasons) || found->of_growth || found->of_steps) return {};
+  for (const ReasonRow& row : kReasons) {
+    if (Found reason = row.of_steps ? row.find(facts) : Found{}) {
+      reason->id = row.id;
       return reason;
     }
   }

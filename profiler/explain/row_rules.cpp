@@ -33,7 +33,7 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
   if (any_op(where, {"aten::contiguous", "aten::clone", "aten::reshape"}))
     return {"x.unfold(1, size, step)  # is a view: a copy only of the windows that are used, or a larger step",
             kInParts};
-  if (any_op(where, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"}))
+  if (joins(where))
     return {
         "out = torch.empty(rows, width)  # filled part by part: a list and what cat() makes of it are there at once",
         "parts.append(part.cpu())  # or on the host"};
@@ -57,16 +57,16 @@ std::string beside(const ReasonFacts& facts, const Share& others, int64_t bytes)
   const Referrer* const referrer = others.largest == nullptr ? nullptr : facts.referrers.find(*others.largest);
   if (referrer == nullptr) return {};
   const LiveBlock& other = *others.largest;
-  const std::string shape = other.shape.empty() ? "" : fmt::format(", {}", other.shape);
   if (other.requested_bytes * 5 >= bytes * 4) {
     const std::string from = is_copy(other.made.op) ? ", which is copied to the GPU as a whole"
                                                     : ", which " + std::string(other.made.op) + " makes";
-    return fmt::format(", beside {} of {}{}{}{}", referrer->variable, with_unit(other.requested_bytes), shape,
-                       other.made.op.empty() ? "" : from, other.made.op.empty() ? "" : at(other.made));
+    return fmt::format(", beside {} of {}{}{}{}", referrer->variable, with_unit(other.requested_bytes),
+                       comma_shape(other), other.made.op.empty() ? "" : from,
+                       other.made.op.empty() ? "" : at(other.made));
   }
   const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
   if (times < kManyTimes) return {};
-  return fmt::format(", {} times as large as {}{}", times, referrer->variable, shape);
+  return fmt::format(", {} times as large as {}{}", times, referrer->variable, comma_shape(other));
 }
 
 }  // namespace
@@ -202,8 +202,7 @@ Found find_largest_tensor(const ReasonFacts& facts) {
   return Reason{
       .id = {},
       .text =
-          fmt::format("{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes),
-                      largest.shape.empty() ? "" : fmt::format(", {}", largest.shape),
+          fmt::format("{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes), comma_shape(largest),
                       largest.made.op.empty() ? "" : fmt::format(", made by {}{}", largest.made.op, at(largest.made))),
       .bytes = largest.bytes,
       .fix = "smaller_result",

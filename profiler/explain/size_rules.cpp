@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
 
 #include "profiler/explain/bytes_text.h"
@@ -161,7 +163,7 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
       sum_blocks(facts, [&](const LiveBlock& block) { return is_data_of_program(block) && is_copied_before(block); });
   if (const Share equal = find_equal_copies(facts, is_copied_before); equal.bytes > data.bytes) data = equal;
   const OutOfMemory* failed = failure(facts);
-  const bool fails = failed != nullptr && is_one_of(name_of(failed->phase), {"setup", "other"}) &&
+  const bool fails = failed != nullptr && (failed->phase == Phase::setup || failed->phase == Phase::other) &&
                      is_copy(failed->where.op) && failed->where.module.empty() &&
                      is_large(facts, failed->requested_bytes + data.bytes, 0.4);
   const bool is_one = data.largest != nullptr && is_large(facts, data.largest->bytes, 0.4);
@@ -236,33 +238,46 @@ Found find_equal_buffers(const ReasonFacts& facts) {
                 .fix = "one_buffer"};
 }
 
-Found find_growing_steps(const ReasonFacts& facts) {
-  constexpr size_t kFewestSteps = 5;
+namespace {
+
+/// Peaks of the last whole steps, the newest first, as far as each needs about as much more than the one before.
+struct RisingPeaks {
+  uint32_t last = 0;  ///< step
+  std::vector<int64_t> bytes{};
+};
+
+RisingPeaks find_rising_peaks(const ReasonFacts& facts) {
   constexpr int64_t kUneven = 4;  // times the smallest increase
-  if (failure(facts) == nullptr || leading_growth(facts) != nullptr) return {};
-  std::map<uint32_t, int64_t> peaks;
+  std::map<uint32_t, int64_t, std::greater<>> peaks;
   for (const PhasePeak& peak : facts.device.phases) {
     if (peak.step > 0 && peak.step < facts.device.state.step)
       peaks[peak.step] = std::max(peaks[peak.step], peak.allocated_bytes);
   }
-  // Back from the last whole step, as far as each needs more than the one before.
-  std::vector<int64_t> rising;
-  int64_t least = 0, most = 0;
-  for (auto at = peaks.rbegin(); at != peaks.rend(); ++at) {
-    const int64_t more = rising.empty() ? 1 : rising.back() - at->second;
-    const bool follows = at == peaks.rbegin() || at->first + 1 == std::prev(at)->first;
-    if (!follows || more <= 0) break;
-    if (!rising.empty()) {
-      const int64_t smallest = least == 0 ? more : std::min(least, more);
-      if (std::max(most, more) > kUneven * smallest) break;
-      least = smallest;
+  RisingPeaks rising;
+  if (!peaks.empty()) rising.last = peaks.begin()->first;
+  int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
+  for (const auto& [step, bytes] : peaks) {
+    if (!rising.bytes.empty()) {
+      const int64_t more = rising.bytes.back() - bytes;
+      least = std::min(least, more);
       most = std::max(most, more);
+      const bool follows = step + rising.bytes.size() == rising.last;
+      if (!follows || least <= 0 || most > kUneven * least) break;
     }
-    rising.push_back(at->second);
+    rising.bytes.push_back(bytes);
   }
+  return rising;
+}
+
+}  // namespace
+
+Found find_growing_steps(const ReasonFacts& facts) {
+  constexpr size_t kFewestSteps = 5;
+  if (failure(facts) == nullptr || leading_growth(facts) != nullptr) return {};
+  const auto& [last, rising] = find_rising_peaks(facts);
   if (rising.size() < kFewestSteps || rising.front() * 3 < rising.back() * 4) return {};
-  const auto steps = static_cast<int64_t>(rising.size()) - 1;
-  const uint32_t last = peaks.rbegin()->first, first = last - static_cast<uint32_t>(steps);
+  const auto steps = static_cast<uint32_t>(rising.size()) - 1;
+  const uint32_t first = last - steps;
   const int64_t grown = rising.front() - rising.back();
   const auto left_after = [&](uint32_t step) {
     const auto end = std::ranges::find(facts.device.step_ends, step, &StepEnd::step);

@@ -222,7 +222,7 @@ struct ReportOfDevice {
   std::optional<BatchModel> batch{};
   std::optional<Reason> reason{};
   std::vector<Fix> fixes{};
-  std::optional<Advice> besides{};  ///< for take_whole_run()
+  std::optional<Advice> besides{};  ///< Findings::besides
   std::vector<PhasePeak> phases{};
   std::vector<ReportPoint> timeline{};
   std::vector<ReportRecovered> recovered_by_library{};
