@@ -104,7 +104,9 @@ enum EventFlag : uint16_t {
   kBeforeRecording = 64,   ///< segment_state, block_state: what the GPU held when recording began, or went on
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
-  kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
+  kModulesEvaluate =
+      512,  ///< stack of an OOM: modules with parameters or layers run, and all of them are in evaluation mode
+  kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 
 /// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits give the pool. 0 is the one that

@@ -1,5 +1,7 @@
 #include "extension/record/python.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -50,7 +52,7 @@ struct Line {
   int number;
 };
 std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool with_packages);
-void write_stack(const std::string& text, uint32_t source);
+void write_stack(const std::string& text, uint32_t source, uint16_t flags = 0);
 
 /// `read_calls()` gives the calls that run, the innermost first; it is asked where a line is seen for the first time.
 template <class ReadCalls>
@@ -111,9 +113,10 @@ std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool wit
 }
 
 // What a line's stack was when it was first reached, or with no line that of the OOM before.
-void write_stack(const std::string& text, uint32_t source) {
+void write_stack(const std::string& text, uint32_t source, uint16_t flags) {
   if (text.empty()) return;
   Event event = thread_state().event(EventKind::stack);
+  event.flags = flags;
   event.address = source;
   event.detail = session().writer().intern(std::string_view(text));
   if (source == 0) {
@@ -121,6 +124,32 @@ void write_stack(const std::string& text, uint32_t source) {
   } else {
     session().writer().write_and_keep(event);
   }
+}
+
+// Losses and activations are not: nobody calls their eval().
+bool has_parameters_or_layers(const PythonApi& api, const PythonReader& reader, PythonObject attributes) {
+  return std::ranges::any_of(std::array{"_parameters", "_modules"}, [&](const char* name) {
+    const PythonRef dict = reader.entry(attributes, name);
+    return reader.is_a(dict.get(), api.dict_type) && !reader.entries(dict.get()).empty();
+  });
+}
+
+// Whether modules are being called, and model.eval() or the like was called for each.
+bool modules_evaluate(Interpreter& known) {
+  const PythonApi& api = known.api;
+  const PythonReader reader(api);
+  int training = 0, evaluating = 0;
+  walk_frames(api, [&](PythonObject frame, PythonObject code) {
+    if (known.code.kind_of(code) != Code::module_call) return true;
+    const PythonRef module(api, api.self_of(frame));
+    const PythonRef attributes = module ? reader.dict_of(module.get()) : PythonRef();
+    if (!attributes || !has_parameters_or_layers(api, reader, attributes.get())) return true;
+    const PythonRef mode = reader.entry(attributes.get(), "training");
+    ++(mode && api.to_long(mode.get()) == 0 ? evaluating : training);
+    if (api.error() != nullptr) api.clear_error();
+    return training == 0;
+  });
+  return evaluating > 0 && training == 0;
 }
 
 // All modules that are being called.
@@ -325,7 +354,8 @@ void write_python_stack() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
-  write_stack(text_of(*python, running_calls(python->api), true), 0);
+  const uint16_t flags = modules_evaluate(*python) ? kModulesEvaluate : 0;
+  write_stack(text_of(*python, running_calls(python->api), true), 0, flags);
 } catch (...) {
 }
 

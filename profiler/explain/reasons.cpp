@@ -162,24 +162,27 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const bool as_before = before >= kUsualPasses || before >= kept.count;
   const bool has_trained = f.device.attribution.backward_bytes > 0 && (!as_before || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
-  if (evaluation == calls.end() && !are_several) return {};
+  // An image that is optimized wants gradients of a model in evaluation mode, too.
+  const bool by_mode = failure.modules_evaluate && (!trains(f) || other != calls.end());
+  if (evaluation == calls.end() && !are_several && !by_mode) return {};
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
-  const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
+  const bool one = kept.count <= 1;
+  const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
+  const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
   const std::string holder = find_holder_of_graphs(f);
+  const std::string_view loop = by_mode ? "a model in evaluation mode keeps" : "a loop keeps";
   const std::string text =
       call != calls.end()
-          ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,
-                        with_unit(kept.bytes), place)
-          : fmt::format("a loop keeps autograd graphs: {} that no backward has followed hold {} ({}){}", passes,
-                        with_unit(kept.bytes), place, holder.empty() ? "" : fmt::format(", kept by {}", holder));
-  return Reason{.id = {},
-                .text = text,
-                .bytes = kept.bytes,
-                .fix = "no_grad_in_evaluation",
-                .how = evaluation == calls.end() ? lines_for_loop(place, holder)
-                                                 : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
-                                                                           call->function, call->short_place())}};
+          ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows {} ({})", passes, hold, place)
+          : fmt::format("{} autograd graphs: {} that no backward has followed {} ({}){}", loop, passes, hold, place,
+                        holder.empty() ? "" : fmt::format(", kept by {}", holder));
+  std::vector<std::string> how = lines_for_loop(place, holder);
+  if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
+  if (evaluation != calls.end()) {
+    how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
+  }
+  return Reason{.id = {}, .text = text, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {

@@ -1282,6 +1282,17 @@ TEST_CASE("passes that another function calls than the first ones are no trainin
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
 }
 
+TEST_CASE("a model in evaluation mode whose first pass keeps its graph evaluates with gradients",
+          "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(300_MiB, 5)}, "/a/net.py:9 in forward\n/a/probe.py:40 in draw");
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
+  device.failure->modules_evaluate = true;
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.state.blocks.push_back(
+      parameter("0.weight", true));  // gradients of an image, through a model that is evaluated
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
+}
+
 TEST_CASE("an untrained model's pass that begins with data trains nothing, also behind a trained one",
           "[explain][reasons]") {
   DeviceHistory device = at_oom({parameter("generator.weight", true), parameter("vgg.0.weight", false)});
