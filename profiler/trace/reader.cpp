@@ -168,15 +168,6 @@ EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHe
 
 }  // namespace
 
-std::string_view Trace::name(uint64_t index) const {
-  return index < names.size() ? std::string_view(names[index]) : std::string_view();
-}
-
-const Context& Trace::context(uint32_t index) const {
-  static constexpr Context kNothing;
-  return index < contexts.size() ? contexts[index] : kNothing;
-}
-
 uint32_t Trace::step_of(uint64_t sequence) const {
   const auto ended = std::lower_bound(step_ends.begin(), step_ends.end(), sequence) - step_ends.begin();
   return process.steps_before + (ended == 0 ? 1 : static_cast<uint32_t>(ended - 1) * step_stride + 2);

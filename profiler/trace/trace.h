@@ -70,9 +70,14 @@ struct Trace {
   uint64_t start_ticks = 0;
 
   /// The name with this index, empty if there is none.
-  std::string_view name(uint64_t index) const;
+  std::string_view name(uint64_t index) const {
+    return index < names.size() ? std::string_view(names[index]) : std::string_view();
+  }
   /// The context with this index; a corrupt index gives one that says nothing.
-  const Context& context(uint32_t index) const;
+  const Context& context(uint32_t index) const {
+    static constexpr Context kNothing;
+    return index < contexts.size() ? contexts[index] : kNothing;
+  }
   /// What the stack of the context with this index says; 0 where that is not known.
   uint32_t marks_of(uint32_t context) const { return context < stack_marks.size() ? stack_marks[context] : 0; }
   /// The step that the event with this sequence belongs to, counted from 1, or on from where recording began, also what comes before the

@@ -138,12 +138,12 @@ void DeviceStats::attribute(const Event& event, const NodeTable& nodes) {
   if (!in_node(event)) return;
   sum.with_node_bytes += event.bytes;
   if (event.node_sequence == kAccumulateGrad) sum.accumulate_bytes += event.bytes;
-  const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
-  if (made == nullptr) return;
+  const auto made = nodes.find(event.node_thread, event.node_sequence);
+  if (!made) return;
   sum.with_forward_op_bytes += event.bytes;
-  const Where where = locate(trace_, made, event);
-  if (!where.module.empty()) sum.with_module_bytes += event.bytes;
-  if (!where.source.empty()) sum.with_source_bytes += event.bytes;
+  const Context place = find_place(trace_, made, event);
+  if (place.module != 0) sum.with_module_bytes += event.bytes;
+  if (place.source != 0) sum.with_source_bytes += event.bytes;
 }
 
 }  // namespace oomdiag

@@ -16,35 +16,45 @@ void NodeTable::add(const Event& nodes_created) {
 
   Made made{.context = nodes_created.context};
   if (nodes_created.address != 0) {
-    const Made* outer = find(static_cast<uint16_t>(nodes_created.detail), nodes_created.address - 1);
-    if (outer != nullptr) made.within = outer->within != 0 ? outer->within : outer->context;
+    const auto outer = find(static_cast<uint16_t>(nodes_created.detail), nodes_created.address - 1);
+    if (outer) made.within = outer->within != 0 ? outer->within : outer->context;
   }
-  auto& ranges = threads_[nodes_created.node_thread];
+  NodesOfThread& nodes = threads_[nodes_created.node_thread];
+  auto& ranges = nodes.ranges;
   while (!ranges.empty() && ranges.back().first >= first) ranges.pop_back();
+  nodes.within.erase(nodes.within.lower_bound(first), nodes.within.end());
   if (!ranges.empty()) {
     Range& last = ranges.back();
     last.count = static_cast<uint32_t>(std::min<uint64_t>(last.count, first - last.first));
-    if (last.made == made && last.first + last.count == first && last.count < (1u << 30)) {
+    if (nodes.made_in(last) == made && last.first + last.count == first && last.count < (1u << 30)) {
       last.count += std::min(count, 1u << 30);
       return;
     }
   }
-  ranges.push_back({first, count, made});
+  ranges.push_back({first, count, made.context});
+  if (made.within != 0) nodes.within.emplace_hint(nodes.within.end(), first, made.within);
 }
 
-const NodeTable::Made* NodeTable::find(uint16_t thread, uint64_t node_sequence) const {
+NodeTable::Made NodeTable::NodesOfThread::made_in(const Range& range) const {
+  if (within.empty()) return {.context = range.context};
+  const auto found = within.find(range.first);
+  return {.context = range.context, .within = found == within.end() ? 0 : found->second};
+}
+
+std::optional<NodeTable::Made> NodeTable::find(uint16_t thread, uint64_t node_sequence) const {
   const auto found = threads_.find(thread);
-  if (found == threads_.end()) return nullptr;
-  const auto& ranges = found->second;
+  if (found == threads_.end()) return {};
+  const auto& ranges = found->second.ranges;
   // Mostly a node of the newest step is asked for: the search begins at the end and goes back in ever wider steps.
   size_t width = 64;
   while (width < ranges.size() && ranges[ranges.size() - width].first > node_sequence) width *= 4;
   const auto begin = ranges.end() - static_cast<std::ptrdiff_t>(std::min(width, ranges.size()));
   const auto after = std::upper_bound(begin, ranges.end(), node_sequence,
                                       [](uint64_t sequence, const Range& range) { return sequence < range.first; });
-  if (after == ranges.begin()) return nullptr;
+  if (after == ranges.begin()) return {};
   const Range& range = *std::prev(after);
-  return node_sequence - range.first < range.count ? &range.made : nullptr;
+  if (node_sequence - range.first >= range.count) return {};
+  return found->second.made_in(range);
 }
 
 namespace {
@@ -56,31 +66,32 @@ std::string_view autocast_of(const Context& context) {
 
 }  // namespace
 
-Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
-  return locate(trace, in_node(event) ? nodes.find(event.node_thread, event.node_sequence) : nullptr, event);
+Context find_place(const Trace& trace, const std::optional<NodeTable::Made>& made, const Event& event) {
+  Context place = trace.context(event.context);
+  if (!made) return place;
+  const Context& forward = trace.context(made->context);
+  const bool runs_again = (place.flags & kRecomputation) != 0 && place.op != 0;
+  if (!runs_again) place.op = forward.op;
+  if (!runs_again) place.flags = forward.flags;
+  if (!runs_again || place.module == 0) place.module = forward.module;
+  if (!runs_again || place.source == 0) {
+    place.source = forward.source;
+    place.inner_source = forward.inner_source;
+  }
+  if (place.source == 0) place.source = trace.context(made->within).source;
+  return place;
 }
 
-Where locate(const Trace& trace, const NodeTable::Made* made, const Event& event) {
-  const Context& own = trace.context(event.context);
-  Where where{.node = trace.name(own.node),
-              .op = trace.name(own.op),
-              .inner = trace.name(own.inner),
-              .module = trace.name(own.module),
-              .source = trace.name(own.source),
-              .inner_source = trace.name(own.inner_source),
-              .autocast = autocast_of(own)};
-  if (made == nullptr) return where;
-  const Context& forward = trace.context(made->context);
-  const bool runs_again = (own.flags & kRecomputation) != 0 && own.op != 0;
-  if (!runs_again) where.op = trace.name(forward.op);
-  if (!runs_again) where.autocast = autocast_of(forward);
-  if (!runs_again || own.module == 0) where.module = trace.name(forward.module);
-  if (!runs_again || own.source == 0) {
-    where.source = trace.name(forward.source);
-    where.inner_source = trace.name(forward.inner_source);
-  }
-  if (where.source.empty()) where.source = trace.name(trace.context(made->within).source);
-  return where;
+Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
+  const auto made = in_node(event) ? nodes.find(event.node_thread, event.node_sequence) : std::nullopt;
+  const Context place = find_place(trace, made, event);
+  return {.node = trace.name(place.node),
+          .op = trace.name(place.op),
+          .inner = trace.name(place.inner),
+          .module = trace.name(place.module),
+          .source = trace.name(place.source),
+          .inner_source = trace.name(place.inner_source),
+          .autocast = autocast_of(place)};
 }
 
 }  // namespace oomdiag

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <vector>
+#include <optional>
 
 #include "profiler/event.h"
 #include "profiler/replay/history.h"
@@ -23,24 +24,30 @@ class NodeTable {
 
     bool operator==(const Made&) const = default;
   };
-  /// How this node was made; nullptr if no event named it.
-  const Made* find(uint16_t thread, uint64_t node_sequence) const;
+  /// How this node was made; nothing if no event named it.
+  std::optional<Made> find(uint16_t thread, uint64_t node_sequence) const;
 
  private:
+  /// Millions of them: 16 bytes, and not moved as they become more.
   struct Range {
     uint64_t first = 0;
     uint32_t count = 0;
-    Made made;
+    uint32_t context = 0;
   };
-  std::map<uint16_t, std::vector<Range>> threads_;  ///< ranges ascend and do not overlap
+  struct NodesOfThread {
+    std::deque<Range> ranges{};             ///< ascend and do not overlap
+    std::map<uint64_t, uint32_t> within{};  ///< of the range that begins with this node, where that is not 0
+    Made made_in(const Range& range) const;
+  };
+  std::map<uint16_t, NodesOfThread> threads_;
 };
 
 /// Where `event` happened; inside a backward node the forward op, module and line that made the node. Forward ops that
 /// checkpointing runs again there speak for themselves, but for the line where torch's own modules run again: then it is
 /// that of the call that was checkpointed.
 Where locate(const Trace& trace, const NodeTable& nodes, const Event& event);
-/// The same; `made`: what the nodes say of the event's node.
-Where locate(const Trace& trace, const NodeTable::Made* made, const Event& event);
+/// The same, in numbers of names; `made`: how the event's node was made.
+Context find_place(const Trace& trace, const std::optional<NodeTable::Made>& made, const Event& event);
 
 /// Whether `event` belongs to an autograd node that runs.
 inline bool in_node(const Event& event) { return event.node_sequence != kNoNode; }

@@ -6,6 +6,21 @@
 
 namespace oomdiag {
 
+void Timeline::begin_run() {
+  if (points_.size() == kMaxPoints - 1) halve();
+  points_.push_back(last_);
+}
+
+void Timeline::halve() {
+  size_t kept = 0;
+  for (size_t i = 0; i < points_.size(); i += 2) {
+    const bool second = i + 1 < points_.size() && points_[i + 1].allocated_bytes > points_[i].allocated_bytes;
+    points_[kept++] = points_[second ? i + 1 : i];
+  }
+  points_.resize(kept);
+  run_ *= 2;
+}
+
 void PhasePeaks::add(uint32_t step, Phase phase, int64_t allocated_bytes) {
   if (allocated_bytes > highest_.allocated_bytes) highest_ = {step, phase, allocated_bytes};
   // A step has few phases: what we look for is at the end.

@@ -17,9 +17,8 @@ class Timeline {
   /// Takes the next point of the curve.
   void add(const TimelinePoint& point) {
     last_ = point;
-    if (in_run_ == 0) {
-      if (points_.size() == kMaxPoints - 1) halve();
-      points_.push_back(last_);
+    if (in_run_ == 0) [[unlikely]] {
+      begin_run();
     } else if (last_.allocated_bytes > points_.back().allocated_bytes) {
       points_.back() = last_;
     }
@@ -34,15 +33,8 @@ class Timeline {
   }
 
  private:
-  void halve() {
-    size_t kept = 0;
-    for (size_t i = 0; i < points_.size(); i += 2) {
-      const bool second = i + 1 < points_.size() && points_[i + 1].allocated_bytes > points_[i].allocated_bytes;
-      points_[kept++] = points_[second ? i + 1 : i];
-    }
-    points_.resize(kept);
-    run_ *= 2;
-  }
+  void begin_run();
+  void halve();
 
   std::vector<TimelinePoint> points_;
   TimelinePoint last_;

@@ -33,9 +33,9 @@ TEST_CASE("a node is found by its thread and number", "[replay]") {
   CHECK(nodes.find(1, 2)->context == 7);
   CHECK(nodes.find(1, 3)->context == 8);
   CHECK(nodes.find(2, 0)->context == 9);
-  CHECK(nodes.find(1, 4) == nullptr);
-  CHECK(nodes.find(3, 0) == nullptr);
-  CHECK(nodes.find(1, kAccumulateGrad) == nullptr);
+  CHECK_FALSE(nodes.find(1, 4));
+  CHECK_FALSE(nodes.find(3, 0));
+  CHECK_FALSE(nodes.find(1, kAccumulateGrad));
 }
 
 TEST_CASE("where node numbers recur the newest op wins", "[replay]") {
@@ -45,7 +45,7 @@ TEST_CASE("where node numbers recur the newest op wins", "[replay]") {
 
   CHECK(nodes.find(1, 3)->context == 7);
   CHECK(nodes.find(1, 5)->context == 8);
-  CHECK(nodes.find(1, 6) == nullptr);
+  CHECK_FALSE(nodes.find(1, 6));
 }
 
 TEST_CASE("absurd counts of nodes are no trouble", "[replay]") {
@@ -56,7 +56,7 @@ TEST_CASE("absurd counts of nodes are no trouble", "[replay]") {
   nodes.add(nodes_created(9, -1, 9));
 
   CHECK(nodes.find(1, 6)->context == 7);
-  CHECK(nodes.find(1, kNoNode) == nullptr);
+  CHECK_FALSE(nodes.find(1, kNoNode));
 }
 
 TEST_CASE("a backward block knows the forward op that made its node, before or after that op's allocation",
