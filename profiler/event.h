@@ -106,6 +106,7 @@ enum EventFlag : uint16_t {
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
   kModulesEvaluate =
       512,  ///< stack of an OOM: modules with parameters or layers run, and all of them are in evaluation mode
+  kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 

@@ -159,7 +159,12 @@ void TensorReferrers::write_tensor(uint32_t index) {
         thread_state().names.name(describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype())));
   }
   event.call_id = count_nodes(grad_fn_of(*tensor));
-  event.detail = thread_state().names.name(std::string_view(name_of(index)));
+  const std::string name = name_of(index);
+  const bool is_parameter =
+      reader_.type_name(reached_[index].object) == "Parameter" || name.find("._parameters") != name.npos;
+  const bool wants_gradient = tensor->requires_grad() && grad_fn_of(*tensor) == nullptr;
+  if (wants_gradient && !is_parameter) event.flags = kWantsGradient;
+  event.detail = thread_state().names.name(std::string_view(name));
   session().writer().write(event);
   ++written_;
 }

@@ -72,7 +72,7 @@ class TrainedModules {
     for (auto at = names_.lower_bound(inside); at != names_.end() && at->first.starts_with(inside); ++at) {
       trained |= at->second.trained;
       untrained |= at->second.untrained;
-      twins &= at->second.shapes_are_equal && untrained_in_graph_;
+      twins &= at->second.trained && at->second.untrained && at->second.shapes_are_equal && untrained_in_graph_;
     }
     // Two models of equal layers, as a target network is: each has built half of what modules of that name made.
     if (trained && untrained) return twins ? Training::both : Training::trained;

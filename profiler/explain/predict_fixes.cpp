@@ -176,6 +176,15 @@ void replace_namesake(Fix& fix, std::vector<Fix>& fixes) {
   fixes.erase(same);
 }
 
+/// Without what a reason holds. Both are rounded differently: where nothing would be left, the parameters are.
+int64_t peak_without(const Reason& reason, const StepModel& model) {
+  if (reason.bytes < model.peak_bytes) return model.peak_bytes - reason.bytes;
+  int64_t parameters = 0;
+  for (const StepAllocation& block : model.blocks)
+    parameters += block.category == Category::parameter ? block.bytes : 0;
+  return parameters;
+}
+
 }  // namespace
 
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes) {
@@ -185,7 +194,7 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
           .label = std::string(row->label),
           .costs = std::string(row->cost_text),
           .changes_training = row->changes_training,
-          .predicted_peak_bytes = std::max<int64_t>(0, model.peak_bytes - reason.bytes),
+          .predicted_peak_bytes = peak_without(reason, model),
           .at_least = true};
   // What ends growth is judged as that, whatever it is called.
   const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);

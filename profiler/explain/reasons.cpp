@@ -48,6 +48,9 @@ struct KeptPasses {
     most = made;
   }
 
+  /// Of several ops, so that a graph keeps them.
+  bool has_layers() const { return counts_.size() >= 3; }
+
  private:
   std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, int64_t> counts_;
 };
@@ -96,6 +99,17 @@ KeptPasses count_passes(const ReasonFacts& f) {
   return kept;
 }
 
+/// What is left of the forward passes of earlier steps, where no backward has ever run: each step is a call of the model then.
+KeptPasses count_earlier_passes(const ReasonFacts& f) {
+  KeptPasses kept;
+  if (f.device.attribution.backward_bytes > 0 || !builds_graph(f).value_or(false)) return kept;
+  for (const LiveBlock& block : f.device.state.blocks) {
+    const bool is_earlier = block.step > 0 && block.step < f.device.failure->step;
+    if (is_earlier && block.phase == Phase::forward && is_data(block)) kept.add(block.made, block.bytes);
+  }
+  return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
+}
+
 /// The call of the failing stack that is named as those of evaluations are, or the end.
 auto find_evaluation(const std::vector<StackCall>& calls) {
   return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
@@ -109,6 +123,17 @@ auto find_other_caller(const std::vector<StackCall>& calls, std::string_view fir
     const bool is_named = !one.function.empty() && !first.empty() && !contains(one.place, "site-packages");
     return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
   });
+}
+
+/// "train(), train.py:40" of who calls the outermost module that runs; where none does, the line that failed.
+std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed) {
+  const auto is_of_torch = [](const StackCall& one) { return one.function == "_call_impl"; };
+  const auto outermost = std::find_if(calls.rbegin(), calls.rend(), is_of_torch).base();
+  const auto caller =
+      std::find_if(outermost, calls.end(), [](const StackCall& one) { return !contains(one.place, "site-packages"); });
+  if (outermost == calls.begin() || caller == calls.end()) return short_place(failed);
+  if (caller->function.starts_with('<')) return std::string(caller->short_place());
+  return fmt::format("{}(), {}", caller->function, caller->short_place());
 }
 
 /// How many forward passes the step before the failing one had, which ended with backward; 0 where none is known.
@@ -151,7 +176,10 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   constexpr int64_t kFewestPasses = 3, kUsualPasses = 4;
   const OutOfMemory& failure = *f.device.failure;
   if (failure.phase != Phase::forward && failure.phase != Phase::other) return {};
-  const KeptPasses kept = count_passes(f);
+  KeptPasses kept = count_passes(f);
+  const KeptPasses earlier = count_earlier_passes(f);
+  kept.bytes += earlier.bytes;
+  kept.count += std::min<int64_t>(earlier.count, failure.step - 1);
   if (!is_large(f, kept.bytes, kWorthNaming)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   const auto evaluation = find_evaluation(calls);
@@ -162,11 +190,12 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const bool as_before = before >= kUsualPasses || before >= kept.count;
   const bool has_trained = f.device.attribution.backward_bytes > 0 && (!as_before || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
-  // An image that is optimized wants gradients of a model in evaluation mode, too.
-  const bool by_mode = failure.modules_evaluate && (!trains(f) || other != calls.end());
+  // An image that is optimized or explained wants gradients of a model in evaluation mode, too.
+  const bool wants_gradient = std::ranges::any_of(f.device.referrers, &Referrer::wants_gradient);
+  const bool by_mode = failure.modules_evaluate && !wants_gradient && (!trains(f) || other != calls.end());
   if (evaluation == calls.end() && !are_several && !by_mode) return {};
-  const std::string place =
-      call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
+  const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where)
+                                                : fmt::format("{}(), {}", call->function, call->short_place());
   const bool one = kept.count <= 1;
   const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
   const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
@@ -175,14 +204,14 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string text =
       call != calls.end()
           ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows {} ({})", passes, hold, place)
-          : fmt::format("{} autograd graphs: {} that no backward has followed {} ({}){}", loop, passes, hold, place,
-                        holder.empty() ? "" : fmt::format(", kept by {}", holder));
+          : fmt::format("{} autograd graphs: {} that no backward has followed {} ({})", loop, passes, hold, place);
+  const std::string kept_by = holder.empty() ? "" : ", kept by " + holder;
   std::vector<std::string> how = lines_for_loop(place, holder);
   if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
   if (evaluation != calls.end()) {
     how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
   }
-  return Reason{.id = {}, .text = text, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
+  return Reason{.id = {}, .text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {

@@ -167,7 +167,8 @@ struct Referrer {
   Where made{};                 ///< the tensor
   int64_t nodes = 0;  ///< of autograd, that it keeps and no referrer before it; of a graph's tensor at least one
   int64_t bytes = 0;  ///< of the tensor, which may be a view
-  int64_t storage_bytes = 0;  ///< that it keeps, as requested
+  int64_t storage_bytes = 0;    ///< that it keeps, as requested
+  bool wants_gradient = false;  ///< requires_grad_() was called for it, and it is no parameter
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }

@@ -25,6 +25,7 @@ struct ReferrerEvents {
   uint64_t variable = 0;  ///< index of its name
   uint32_t nodes = 0;
   int64_t bytes = 0;  ///< of the tensor
+  bool wants_gradient = false;
 };
 
 /// How much of a GPU others than PyTorch's allocator used, whenever the trace tells.
