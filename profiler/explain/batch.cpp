@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
@@ -49,6 +50,7 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
 std::optional<int64_t> find_batch(const MemoryState& state) {
   constexpr int64_t kLeast = 2;
   std::map<int64_t, int64_t> bytes_by_first_size;
+  std::map<std::pair<int64_t, int64_t>, int64_t> bytes_by_sizes;  // of the first two dimensions
   std::set<int64_t, std::greater<>> of_inputs;
   int64_t all = 0;
   for (const LiveBlock& block : state.blocks) {
@@ -58,15 +60,19 @@ std::optional<int64_t> find_batch(const MemoryState& state) {
     if (block.category == Category::input && shape.front() == 1) return std::nullopt;  // tokens of one sequence
     if (block.category == Category::input) of_inputs.insert(shape.front());
     bytes_by_first_size[shape.front()] += block.bytes;
+    bytes_by_sizes[{shape[0], shape[1]}] += block.bytes;
     all += block.bytes;
   }
   const auto divides_most = [&](int64_t candidate) {
     int64_t divisible = 0;
-    for (const auto& [size, bytes] : bytes_by_first_size) divisible += size % candidate == 0 ? bytes : 0;
+    for (const auto& [sizes, bytes] : bytes_by_sizes) {
+      const bool is_of_batch =
+          sizes.first % candidate == 0 || sizes.second == candidate;  // of an RNN [length, batch, …]
+      divisible += is_of_batch ? bytes : 0;
+    }
     return divisible >= all / 5 * 4;
   };
   for (const int64_t candidate : of_inputs) {
-    // The state of an RNN is [layers, batch, …].
     if (candidate >= kLeast && divides_most(candidate)) return candidate;
   }
   for (const auto& [candidate, own] : bytes_by_first_size) {

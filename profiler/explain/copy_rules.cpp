@@ -259,4 +259,54 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
       .fix = "in_place"};
 }
 
+Found find_concatenated_results(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !joins(failed->where) || !failed->where.module.empty()) return {};
+  const Share before = sum_blocks(facts, [&](const LiveBlock& block) {
+    const bool is_of_line = joins(block.made) && block.made.source == failed->where.source;
+    return is_of_line && block.requested_bytes < failed->requested_bytes;
+  });
+  // What was joined the last time, and a little more: else parts are joined once.
+  if (before.largest == nullptr || before.largest->requested_bytes * 2 < failed->requested_bytes) return {};
+  const Referrer* const referrer = facts.referrers.find(*before.largest);
+  const int64_t bytes = before.largest->bytes + failed->requested_bytes;
+  if (referrer == nullptr || !is_large(facts, bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "results are concatenated on the GPU in {}{}: {}{} so far, and both are there while {} joins them",
+                    referrer->variable, at(failed->where), with_unit(before.largest->bytes),
+                    comma_shape(*before.largest), failed->where.op),
+                .bytes = bytes,
+                .fix = "results_to_host",
+                .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
+                                    "each only what is used: topk, a mean",
+                                    variable_name(referrer->variable))}};
+}
+
+Found find_widened_weights(const ReasonFacts& facts) {
+  constexpr int64_t kFewest = 2;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  std::string_view keeper;
+  const Share copies = sum_blocks(facts, [&](const LiveBlock& block) {
+    if (!is_copy(block.made.op) || block.made.source != failed->where.source) return false;
+    const Referrer* const referrer = facts.referrers.find(block);
+    if (module_of(referrer).empty()) return false;
+    keeper = module_of(referrer);
+    return true;
+  });
+  // The one that is being copied is still there, half as large.
+  const Share original = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.requested_bytes * 2 == failed->requested_bytes && block.made.source != failed->where.source;
+  });
+  if (copies.count < kFewest || original.count == 0 || !is_large(facts, copies.bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format(
+          "the parameters of '{}' are copied into a type twice as wide{}: {} so far, {} of them more than before",
+          keeper, at(failed->where), with_unit(copies.bytes), with_unit(copies.bytes / 2)),
+      .bytes = copies.bytes / 2,
+      .fix = "weights_as_they_are"};
+}
+
 }  // namespace oomdiag

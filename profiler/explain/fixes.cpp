@@ -260,6 +260,21 @@ constexpr FixRow kFixes[] = {
      .group = "grad",
      .module = "no_grad_in_evaluation",
      .cures_reason = true},
+    {.id = "weights_as_they_are",
+     .label = "weights in the type that they have",
+     .group = "autocast",
+     .lines = "# no cast of frozen weights; peft: prepare_model_for_kbit_training() is for quantized models\n"
+              "for p in model.parameters():\n"
+              "    if p.requires_grad: p.data = p.data.float()  # only what is trained",
+     .changes_numerics = true,
+     .cures_reason = true},
+    {.id = "smaller_images",
+     .label = "smaller images",
+     .group = "batch",
+     .lines =
+         "images = F.interpolate(images, size=(800, 800))  # or as they are loaded: transforms.Resize(800); or crops",
+     .changes_training = true,
+     .cures_reason = true},
     {.id = "no_grad_untrained",
      .label = "torch.no_grad() around what is not trained",
      .group = "grad",

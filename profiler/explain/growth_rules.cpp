@@ -203,27 +203,6 @@ bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
   return copies.bytes * 2 > all.bytes;
 }
 
-/// The line to write where the program keeps it, by the name that it has there.
-std::string line_for_kept(std::string_view referrer, bool of_weights) {
-  const std::string_view name = variable_name(referrer);
-  if (referrer.starts_with(kCacheOfResults))
-    return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
-                       name);
-  const std::string_view kept = name.empty() ? "kept" : name;
-  const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
-  const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
-  if (const size_t module = name.find("._modules["); module != name.npos) {
-    const std::string_view models = container_name(referrer).substr(0, module);
-    return fmt::format(
-        "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
-  }
-  if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
-  if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
-  if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
-  const bool is_list = is_appended_to(referrer);
-  return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
-}
-
 /// The variable that leads to most nodes.
 std::string find_graph_variable(const ReasonFacts& facts) {
   VariableCounts nodes;

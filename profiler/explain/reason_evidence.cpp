@@ -11,6 +11,7 @@
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/referrer_words.h"
 
 namespace oomdiag {
 
@@ -31,6 +32,7 @@ void Share::add(const LiveBlock& block) {
 }
 
 const Growth* leading_growth(const ReasonFacts& facts) {
+  if (facts.cause == CauseKind::leak && !facts.growths.empty()) return &facts.growths.front();
   const bool large = !facts.growths.empty() && (is_large(facts, facts.growths.front().grown_bytes, 0.2) ||
                                                 is_large(facts, sum_grown(facts.growths), 0.4));
   return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
@@ -173,6 +175,26 @@ std::vector<std::string> lines_for_rows() {
 
 bool is_appended_to(std::string_view variable) {
   return variable.starts_with("list ") || variable.starts_with("deque ");
+}
+
+std::string line_for_kept(std::string_view referrer, bool of_weights) {
+  const std::string_view name = variable_name(referrer);
+  if (referrer.starts_with(kCacheOfResults))
+    return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
+                       name);
+  const std::string_view kept = name.empty() ? "kept" : name;
+  const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
+  const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
+  if (const size_t module = name.find("._modules["); module != name.npos) {
+    const std::string_view models = container_name(referrer).substr(0, module);
+    return fmt::format(
+        "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
+  }
+  if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
+  if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
+  if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
+  const bool is_list = is_appended_to(referrer);
+  return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
 }
 
 }  // namespace oomdiag

@@ -76,6 +76,12 @@ Found find_earlier_optimizer(const ReasonFacts& facts);
 Found find_growing_steps(const ReasonFacts& facts);
 /// One elementwise op after the other, whose results live side by side.
 Found find_elementwise_copies(const ReasonFacts& facts);
+/// What one line joined the last time, and a little more.
+Found find_concatenated_results(const ReasonFacts& facts);
+/// Parameters that are copied, one after the other, into a type twice as wide.
+Found find_widened_weights(const ReasonFacts& facts);
+/// Images of more than a million pixels, as they are.
+Found find_large_images(const ReasonFacts& facts);
 /// Layers whose results are several times as large as those of the step before.
 Found find_larger_step(const ReasonFacts& facts);
 /// A model on the GPU none of whose layers has been called yet, while another one runs.

@@ -338,11 +338,24 @@ Found finds_no_free_block(const ReasonFacts& f) {
     blocking.insert(segment.blocked_by.begin(), segment.blocked_by.end());
   }
   std::map<std::string, int64_t> places;
+  VariableCounts keepers;
   for (const LiveBlock& block : f.device.state.blocks) {
-    if (blocking.contains(block.address)) ++places[short_place(block.made)];
+    if (!blocking.contains(block.address)) continue;
+    ++places[short_place(block.made)];
+    const Referrer* const referrer = f.referrers.find(block);
+    if (referrer != nullptr && is_data(block)) keepers.add(referrer->variable, 1);
   }
   const auto most = std::ranges::max_element(places, {}, [](const auto& entry) { return entry.second; });
   const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
+  const bool one_keeps_most = keepers.count_of_most() * 2 > static_cast<int64_t>(blocking.size()) && !f.growths.empty();
+  if (one_keeps_most && is_container(keepers.most())) {
+    return Reason{.id = {},
+                  .text = fmt::format("what is free lies in {} pieces between tensors that {} keeps{}", pieces,
+                                      keepers.most(), made),
+                  .bytes = sum_grown(f.growths),
+                  .fix = "results_to_host",
+                  .how = {line_for_kept(keepers.most(), false)}};
+  }
   return Reason{.id = {},
                 .text = fmt::format("what is free lies in {} pieces between tensors that stay{}", pieces, made),
                 .fix = "segments_that_grow"};
@@ -387,6 +400,7 @@ constexpr ReasonRow kReasons[] = {
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"small_view", find_small_views, true},
     {"joined_results", find_joined_results},
+    {"growing_buffer", find_concatenated_results},
     {"kept_tensors", find_kept_tensors, true},
     {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
@@ -408,6 +422,7 @@ constexpr ReasonRow kReasons[] = {
     {"repeated_copies", find_expanded_copy, false, true},
     {"enlarged", find_enlarged, false, true},
     {"large_cast", find_large_cast, false, true},
+    {"widened_weights", find_widened_weights, false, true},
     {"same_buffer_in_layers", find_equal_buffers},
     {"large_buffers", find_large_buffers},
     {"kept_tensors", find_collected_results},
@@ -436,6 +451,7 @@ constexpr ReasonRow kReasons[] = {
     {"enlarged", find_copied_rows_of_table, false, true},
     {"enlarged", find_gathered_rows, false, true},
     {"large_layer", find_large_layer, false, true},
+    {"large_images", find_large_images, false, true},
     {"model_states", find_model_states, false, true},
     {"elementwise_copies", find_elementwise_copies, false, true},
     {"batch_without_gradients", find_large_batch, false, true},

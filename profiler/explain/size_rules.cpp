@@ -231,9 +231,24 @@ Found find_equal_buffers(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(sizes, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == sizes.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.4)) return {};
   const Share& buffers = most->second;
+  const Referrer* const referrer = facts.referrers.find(*buffers.largest);
+  const bool are_caches =
+      contains(buffers.largest->name, "cache") || (referrer != nullptr && contains(referrer->variable, "cache"));
+  if (are_caches) {
+    return Reason{
+        .id = {},
+        .text = fmt::format("{} caches of the model's layers are made for all positions at once{}: {} each{}, {}",
+                            buffers.count, at(buffers.made()), with_unit(buffers.largest->bytes),
+                            comma_shape(*buffers.largest), with_unit(buffers.bytes)),
+        .bytes = buffers.bytes,
+        .fix = "smaller_cache",
+        .how = {"# caches of as many positions as are needed: the prompt and max_new_tokens, in place of the longest "
+                "context"}};
+  }
   return Reason{.id = {},
-                .text = fmt::format("{} buffers of the model's layers have {} each{}: {}", buffers.count,
-                                    with_unit(buffers.largest->bytes), at(buffers.made()), with_unit(buffers.bytes)),
+                .text = fmt::format("{} buffers of the model's layers have {} each{}{}: {}", buffers.count,
+                                    with_unit(buffers.largest->bytes), comma_shape(*buffers.largest),
+                                    at(buffers.made()), with_unit(buffers.bytes)),
                 .bytes = buffers.bytes - buffers.largest->bytes,
                 .fix = "one_buffer"};
 }
@@ -375,6 +390,38 @@ Found find_large_batch(const ReasonFacts& facts) {
                 .bytes = (work.bytes + failed->requested_bytes) / 2,
                 .fix = "split_batch",
                 .how = std::move(lines)};
+}
+
+namespace {
+
+/// [batch, channels, height, width] of large images.
+bool is_of_large_images(const std::vector<int64_t>& shape) {
+  constexpr int64_t kMostChannels = 4, kManyPixels = 1'000'000;
+  return shape.size() == 4 && shape[1] <= kMostChannels && shape[2] * shape[3] >= kManyPixels;
+}
+
+}  // namespace
+
+Found find_large_images(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty() || !convolves(facts)) return {};
+  const Share images = sum_blocks(facts, [](const LiveBlock& block) {
+    return is_data(block) && block.made.module.empty() && is_of_large_images(parse_shape(block.shape));
+  });
+  const Share work =
+      sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.made.module.empty(); });
+  const int64_t bytes = work.bytes + failed->requested_bytes;
+  if (images.largest == nullptr || !is_large(facts, bytes, 0.5)) return {};
+  const std::vector<int64_t> shape = parse_shape(images.largest->shape);
+  const Referrer* const referrer = facts.referrers.find(*images.largest);
+  return Reason{
+      .id = {},
+      .text = fmt::format("images of {} × {} pixels go through the model as they are{}{}: {} at layer '{}' ({})",
+                          shape[2], shape[3], comma_shape(*images.largest),
+                          referrer == nullptr ? "" : fmt::format(" in {}", referrer->variable), with_unit(bytes),
+                          failed->where.module, short_place(failed->where)),
+      .bytes = bytes / 4 * 3,
+      .fix = "smaller_images"};
 }
 
 }  // namespace oomdiag
