@@ -1183,7 +1183,10 @@ TEST_CASE("what variables refer to themselves is kept by them, not by a graph", 
 }
 
 TEST_CASE("where only a free block is missing, tensors that stay are the reason", "[explain][reasons]") {
-  DeviceHistory device = at_oom({{.address = 1, .bytes = 100_MiB, .made = {.op = "aten::zeros", .source = "a.py:3"}}});
+  DeviceHistory device = at_oom({{.address = 1,
+                                  .bytes = 100_MiB,
+                                  .requested_bytes = 100_MiB,
+                                  .made = {.op = "aten::zeros", .source = "a.py:3"}}});
   device.state.segments = {{.bytes = 200_MiB, .used_bytes = 100_MiB, .holes = 2, .blocked_by = {1}}};
   const auto reason = find_reason({.device = device, .growths = {}, .cause = CauseKind::fragmentation});
   REQUIRE(reason);
@@ -1191,6 +1194,17 @@ TEST_CASE("where only a free block is missing, tensors that stay are the reason"
   CHECK(reason->text ==
         "what is free lies in 2 pieces between tensors that stay, as those made at "
         "a.py:3");
+  device.referrers = {{.variable = "dict 'pool' in embed (a.py:1)",
+                       .made = device.state.blocks.front().made,
+                       .storage_bytes = 100_MiB}};
+  const auto kept = find_reason({.device = device,
+                                 .growths = {{.bytes_per_step = 1_MiB, .grown_bytes = 9_MiB}},
+                                 .cause = CauseKind::fragmentation});
+  REQUIRE(kept);
+  CHECK(kept->text ==
+        "what is free lies in 2 pieces between tensors that dict 'pool' in embed (a.py:1) keeps, as those made at "
+        "a.py:3");
+  CHECK(kept->how.front() == "pool[key] = x.detach().cpu()  # of a scalar: x.item()");
 }
 
 TEST_CASE("a batch goes through a model without gradients in an evaluation, too", "[explain][reasons]") {
@@ -1291,6 +1305,124 @@ TEST_CASE("a model in evaluation mode whose first pass keeps its graph evaluates
   device.state.blocks.push_back(
       parameter("0.weight", true));  // gradients of an image, through a model that is evaluated
   CHECK(reason_of(device) != "evaluation_keeps_graphs");
+}
+
+TEST_CASE("where gradients are wanted of an input, a model in evaluation mode is differentiated",
+          "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(300_MiB, 5)}, "/a/net.py:9 in forward\n/a/probe.py:40 in draw");
+  device.failure->modules_evaluate = true;
+  device.referrers = {
+      {.variable = "variable 'image' in draw (probe.py:30)", .storage_bytes = 1_MiB, .wants_gradient = true}};
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
+}
+
+TEST_CASE("where no backward has ever run, the graphs of all steps count, and are named by who calls the model",
+          "[explain][reasons]") {
+  DeviceHistory device = at_oom({},
+                                "/a/net.py:9 in forward\nsite-packages/torch/nn/modules/module.py:1 in _call_impl\n"
+                                "/a/texts.py:40 in compute_states\n/a/texts.py:90 in <module>");
+  device.attribution.backward_bytes = 0;
+  device.failure->modules_evaluate = true;
+  for (uint32_t step = 1; step < 5; ++step) {
+    for (const char* op : {"aten::gelu", "aten::linear", "aten::add"}) {
+      LiveBlock block = kept_activation(20_MiB, step);
+      block.made.op = op;
+      device.state.blocks.push_back(block);
+      device.state.allocated_bytes += block.bytes;
+    }
+  }
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");  // no op of this step was recorded by autograd
+  device.step_allocations = {.step = 5, .blocks = {graph_block("0.act", 20_MiB)}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "a model in evaluation mode keeps autograd graphs: 5 forward passes that no backward has followed hold 260.00 "
+        "MiB "
+        "(compute_states(), texts.py:40)");
+  for (LiveBlock& block : device.state.blocks) block.made.op = "aten::gelu";  // a result that may be detached
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
+}
+
+TEST_CASE("adapters inside of a frozen layer are trained", "[explain][reasons]") {
+  DeviceHistory device = at_oom({parameter("layers.0.q.weight", false), parameter("layers.0.q.A", true)});
+  device.state.blocks.front().saved_by = std::vector<Where>{{.module = "layers.0.q", .source = "net.py:5"}};
+  device.state.allocated_bytes += 200_MiB;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("layers.0.q", 200_MiB)}};
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("a result that one line makes larger each time is concatenated", "[explain][reasons]") {
+  LiveBlock before{.bytes = 88_MiB,
+                   .requested_bytes = 88_MiB,
+                   .category = Category::output,
+                   .step = 5,
+                   .made = {.op = "aten::cat", .source = "eval.py:9"},
+                   .shape = "[384, 60000] float32"};
+  DeviceHistory device = at_oom({before});
+  device.failure->where = {.op = "aten::cat", .source = "eval.py:9"};
+  device.failure->requested_bytes = 102_MiB;
+  CHECK(reason_of(device) != "growing_buffer");  // nobody keeps it
+  device.referrers = {
+      {.variable = "variable 'preds' in evaluate (eval.py:3)", .made = before.made, .storage_bytes = 88_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "growing_buffer");
+  CHECK(reason->text ==
+        "results are concatenated on the GPU in variable 'preds' in evaluate (eval.py:3) at eval.py:9: 88.00 MiB, "
+        "[384, 60000] float32 so far, and both are there while aten::cat joins them");
+  device.failure->requested_bytes = 500_MiB;  // parts are joined once
+  CHECK(reason_of(device) != "growing_buffer");
+}
+
+TEST_CASE("weights that are cast one after the other are named with their model", "[explain][reasons]") {
+  const LiveBlock wide{
+      .bytes = 60_MiB, .requested_bytes = 60_MiB, .made = {.op = "aten::to", .source = "prepare.py:4"}};
+  const LiveBlock narrow{.bytes = 32_MiB, .requested_bytes = 32_MiB, .made = {.op = "aten::to", .source = "load.py:4"}};
+  DeviceHistory device = at_oom({wide, wide, narrow});
+  device.failure->where = {.op = "aten::to", .source = "prepare.py:4"};
+  CHECK(reason_of(device) != "widened_weights");
+  device.referrers = {{.variable = "dict 'model._modules[\"a\"]._parameters' in main (a.py:1)",
+                       .made = wide.made,
+                       .storage_bytes = 60_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "widened_weights");
+  CHECK(
+      reason->text ==
+      "the parameters of 'model' are copied into a type twice as wide at prepare.py:4: 120.00 MiB so far, 60.00 MiB of "
+      "them more than before");
+  device.state.blocks.pop_back();  // a model of one type that goes to the GPU
+  CHECK(reason_of(device) != "widened_weights");
+}
+
+TEST_CASE("images of millions of pixels are named with their size", "[explain][reasons]") {
+  LiveBlock image{.bytes = 137_MiB, .category = Category::input, .step = 5, .shape = "[1, 3, 3000, 4000] float32"};
+  LiveBlock features = kept_activation(300_MiB, 5);
+  features.made.op = "aten::conv2d";
+  features.step = 5;
+  DeviceHistory device = at_oom({image, features});
+  device.failure->where = {.op = "aten::conv2d", .module = "stem.0", .source = "net.py:9"};
+  device.failure->requested_bytes = 300_MiB;
+  device.state.blocks.push_back(parameter("stem.0.weight", true));
+  device.state.blocks.back().shape = "[64, 3, 7, 7] float32";
+  CHECK(reason_of(device) == "large_images");
+  device.state.blocks.front().shape = "[1, 3, 300, 400] float32";
+  CHECK(reason_of(device) != "large_images");
+}
+
+TEST_CASE("caches of all positions in each layer are no masks", "[explain][reasons]") {
+  const LiveBlock cache{.bytes = 40_MiB,
+                        .requested_bytes = 40_MiB,
+                        .category = Category::buffer,
+                        .made = {.op = "aten::zeros", .source = "cache.py:3"},
+                        .name = "layers.0.attn.kv_cache.k",
+                        .shape = "[1, 8, 131072, 64] bfloat16"};
+  const auto reason = find_reason({.device = at_oom({cache, cache, cache, cache}), .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->fix == "smaller_cache");
+  CHECK(reason->text ==
+        "4 caches of the model's layers are made for all positions at once at cache.py:3: 40.00 MiB each, "
+        "[1, 8, 131072, 64] bfloat16, 160.00 MiB");
 }
 
 TEST_CASE("an untrained model's pass that begins with data trains nothing, also behind a trained one",

@@ -171,6 +171,10 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "a", 6_MiB, "[7, 3] float32")
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .state()) == std::nullopt);
+  CHECK(find_batch(Blocks()  // of an RNN the length may come first
+                       .add(Category::input, "", 1_MiB, "[256, 60, 24] float32")
+                       .add(Category::activation, "rnn", 9_MiB, "[60, 256, 512] float32")
+                       .state()) == 256);
   CHECK(find_batch(MemoryState{}) == std::nullopt);
   CHECK(find_batch(Blocks()  // of tokens most is saved for all at once, and the inputs show the sequences
                        .add(Category::input, "tokens", 4_KiB, "[8, 64] int64")
