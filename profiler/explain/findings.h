@@ -61,7 +61,8 @@ struct Fix {
   std::string costs{};                 ///< "forward of 24 layers runs twice: 1.3 GiB recomputed", or empty: nothing
   bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
   int64_t predicted_peak_bytes = 0;
-  bool at_least = false;  ///< no whole step was seen: the peak is a lower bound
+  bool at_least = false;      ///< no whole step was seen: the peak is a lower bound
+  bool saves_little = false;  ///< where that is all that is known: so little that it will hardly be enough
   std::optional<int64_t> measured_peak_bytes{};
   std::optional<bool> fits{};  ///< measured
   /// None where nothing shows it: a lower bound that is not too much. Of a lower bound only false is ever known.

@@ -198,8 +198,10 @@ bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
     return !is_of_models(block.category) && is_of_growth(growth, block);
   };
   const Share all = sum_blocks(facts, grows);
-  const Share copies = sum_blocks(
-      facts, [&](const LiveBlock& block) { return grows(block) && weights.contains(block.requested_bytes); });
+  const Share copies = sum_blocks(facts, [&](const LiveBlock& block) {
+    const bool is_copied = block.made.op.empty() || is_copy(block.made.op) || block.made.op == "aten::clone";
+    return grows(block) && is_copied && weights.contains(block.requested_bytes);
+  });
   return copies.bytes * 2 > all.bytes;
 }
 
@@ -506,6 +508,8 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const std::optional<Collected> found = find_collection(facts, kMany);
   if (!found || !is_large(facts, found->share.bytes, part)) return {};
   const auto& [variable, name, share] = *found;
+  const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
+  if (is_data && share.largest->step == 0) return {};  // no results: batches that were moved before the loop
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),

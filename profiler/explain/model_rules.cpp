@@ -14,6 +14,7 @@
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
+#include "profiler/trace/stack_call.h"
 
 // Rows of kReasons about models themselves: several that are alive, copies of weights, files, and models that are too large.
 
@@ -40,23 +41,35 @@ Share find_tensors_of_files(const ReasonFacts& facts) {
   });
 }
 
-/// Whether torch.load requests a weight's copy, which it does without an op.
+/// Whether a tensor of the program is as large as what was requested.
+bool is_second_of_its_size(const ReasonFacts& facts, const OutOfMemory& failed) {
+  const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.requested_bytes == failed.requested_bytes && facts.referrers.find(block) != nullptr;
+  });
+  return alike.count > 0;
+}
+
+/// Whether torch.load requests another one of a tensor that the program has, which it does without an op.
 bool loads_weight(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || (failed->phase != Phase::setup && failed->phase != Phase::other)) return false;
   const Where& where = failed->where;
   const bool has_op = !where.op.empty() || !where.node.empty() || !where.module.empty();
-  return !has_op && find_sizes_of_weights(facts).contains(failed->requested_bytes);
+  if (has_op) return false;
+  return find_sizes_of_weights(facts).contains(failed->requested_bytes) || is_second_of_its_size(facts, *failed);
 }
 
-Reason names_loaded(const Share& loaded) {
-  return Reason{.id = {},
-                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
-                                    with_unit(loaded.bytes)),
-                .bytes = loaded.bytes,
-                .fix = "load_to_host",
-                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
-                        "del state  # as soon as the model and the optimizer have it"}};
+/// `stack`: of the request that failed, if that is one of them.
+Reason names_loaded(const Share& loaded, std::string_view stack = {}) {
+  const std::vector<StackCall> calls = parse_stack(stack);
+  const std::string line = calls.empty() ? at(loaded.made()) : fmt::format(" at {}", calls.front().short_place());
+  return Reason{
+      .id = {},
+      .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", line, with_unit(loaded.bytes)),
+      .bytes = loaded.bytes,
+      .fix = "load_to_host",
+      .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
+              "del state  # as soon as the model and the optimizer have it"}};
 }
 
 /// Whether a copy of a weight that the program keeps: of a state dict, or of a model that was not called yet.
@@ -282,7 +295,7 @@ Found find_loaded_in_the_way(const ReasonFacts& facts) {
   Share loaded = find_tensors_of_files(facts);
   if (loads_weight(facts)) {
     loaded.bytes += requested_bytes(facts);
-    return names_loaded(loaded);
+    return names_loaded(loaded, failure(facts)->stack);
   }
   if (!is_large(facts, loaded.bytes, 0.1) || !lets_request_through(facts, loaded.bytes)) return {};
   return names_loaded(loaded);

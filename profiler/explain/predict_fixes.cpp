@@ -99,6 +99,7 @@ Fix fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& step) 
     fix.how = lines_with(model, fix.id, step.lines.empty() ? split_lines(row.lines) : step.lines);
   judge(model, step, fix);
   judge_leak(model, row, step, fix);
+  fix.saves_little = !fix.predicted_fits && fix.predicted_peak_bytes > model.peak_bytes / 4 * 3;
   return fix;
 }
 
@@ -157,8 +158,8 @@ auto rank_of(const Fix& fix) {
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
   const int64_t postpones = -int64_t{fix.postpones_to_step.value_or(0)};
   const bool proved = fix.fits == true;  // by a run: nothing that is only computed goes before it
-  return std::tuple(!proved, cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(),
-                    peak);
+  return std::tuple(!proved, cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.saves_little, fix.changes_training, cost,
+                    fix.ids.size(), peak);
 }
 
 }  // namespace

@@ -177,15 +177,31 @@ bool is_appended_to(std::string_view variable) {
   return variable.starts_with("list ") || variable.starts_with("deque ");
 }
 
+std::string as_written(std::string_view name) {
+  constexpr std::string_view kModules = "._modules[";
+  std::string text;
+  for (size_t at = name.find(kModules); at != name.npos; at = name.find(kModules)) {
+    text += name.substr(0, at);
+    name.remove_prefix(at + kModules.size());
+    const size_t end = std::min(name.find(']'), name.size());
+    const std::string_view key = name.substr(0, end);
+    const bool is_name = key.size() > 2 && key.starts_with('"');
+    text += is_name ? fmt::format(".{}", key.substr(1, key.size() - 2)) : fmt::format("[{}]", key);
+    name.remove_prefix(std::min(end + 1, name.size()));
+  }
+  return text + std::string(name);
+}
+
 std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const std::string_view name = variable_name(referrer);
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
-  const std::string_view kept = name.empty() ? "kept" : name;
+  const std::string kept = name.empty() ? "kept" : as_written(name);
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
-  if (const size_t module = name.find("._modules["); module != name.npos) {
+  const size_t module = name.find("._modules[");
+  if (module != name.npos && referrer.starts_with("dict ")) {
     const std::string_view models = container_name(referrer).substr(0, module);
     return fmt::format(
         "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
@@ -194,7 +210,7 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = is_appended_to(referrer);
-  return fmt::format("{}.append({}){}", is_list ? kept : "kept", value, scalar);
+  return fmt::format("{}.append({}){}", is_list ? kept : std::string("kept"), value, scalar);
 }
 
 }  // namespace oomdiag

@@ -121,6 +121,9 @@ std::vector<std::string> lines_for_rows();
 /// Whether the variable is a list or a deque, to which results are appended.
 bool is_appended_to(std::string_view variable);
 
+/// "self.ssim.preds" of "self._modules["ssim"].preds", as a program has it.
+std::string as_written(std::string_view name);
+
 /// The line to write where the program keeps tensors, by the name that a referrer gives to them.
 std::string line_for_kept(std::string_view referrer, bool of_weights);
 

@@ -63,6 +63,12 @@ Vocabularies find_vocabularies(const ReasonFacts& facts) {
   return found;
 }
 
+/// Whether it makes no result of what a layer made, but numbers of its own, as counts of pairs of classes.
+bool makes_of_nothing(const Where& where) {
+  return is_one_of(where.op, {"aten::bincount", "aten::zeros", "aten::ones", "aten::full", "aten::eye", "aten::arange",
+                              "aten::rand", "aten::randn", "aten::empty"});
+}
+
 /// Of a layer that has a number for each word, or of the loss that takes them.
 bool makes_logits(const Where& where) {
   constexpr std::array<std::string_view, 7> kProducts = {"aten::linear", "aten::matmul", "aten::addmm",  "aten::mm",
@@ -177,12 +183,18 @@ Found find_private_pools(const ReasonFacts& facts) {
 }
 
 Found find_logits(const ReasonFacts& facts) {
+  constexpr int64_t kManyPasses = 8;
   const Vocabularies vocabularies = find_vocabularies(facts);
   const Share logits = sum_blocks(facts, [&](const LiveBlock& block) {
-    return !is_of_models(block.category) && vocabularies.is_logits(block.requested_bytes);
+    const bool is_of_model = is_of_models(block.category) || !module_of(facts.referrers.find(block)).empty();
+    return !is_of_model && vocabularies.is_logits(block.requested_bytes);
   });
+  const bool never_ran_backward = facts.device.attribution.backward_bytes == 0 && !trains(facts);
+  if (never_ran_backward && logits.count >= kManyPasses && builds_graph(facts).value_or(false))
+    return {};  // their graphs are
   const OutOfMemory* failed = failure(facts);
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
+                             !makes_of_nothing(failed->where) &&
                              (is_loss_op(failed->where) || vocabularies.is_logits(failed->requested_bytes));
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words

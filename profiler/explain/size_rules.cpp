@@ -405,6 +405,7 @@ bool is_of_large_images(const std::vector<int64_t>& shape) {
 Found find_large_images(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || !convolves(facts)) return {};
+  if (!builds_graph(facts).value_or(false)) return {};  // parts of them will do
   const Share images = sum_blocks(facts, [](const LiveBlock& block) {
     return is_data(block) && block.made.module.empty() && is_of_large_images(parse_shape(block.shape));
   });

@@ -310,6 +310,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"how", "lines to paste"}, value.how);
   visit.or_null({"costs", "what it costs"}, value.costs);
   visit({"changes_training", "what is learned is not the same any more"}, value.changes_training);
+  visit({"saves_little", "where a lower bound is all that is known: more than three quarters of what the step needs"},
+        value.saves_little);
   visit({"predicted_peak_bytes", "computed"}, value.predicted_peak_bytes);
   visit({"at_least", "the prediction is only a lower bound, as no complete step was seen"}, value.at_least);
   visit({"measured_peak_bytes", "of a run with it"}, value.measured_peak_bytes);

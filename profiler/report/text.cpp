@@ -20,6 +20,7 @@
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 #include "profiler/report/work.h"
+#include "profiler/trace/stack_call.h"
 
 namespace oomdiag {
 namespace {
@@ -113,6 +114,10 @@ std::string earlier_of(const ReportOfDevice& device) {
 // A snapshot may have the phase only: threads of autograd have no Python frames.
 std::string where_text(const ReportFailure& failure, const TextOptions& options) {
   const std::string place = place_text(failure, options);
+  if (place.empty() && !failure.stack.empty()) {
+    const StackCall call = parse_call(failure.stack.front());
+    return fmt::format("outside of any op ← {}() ← {}", call.function, call.short_place());
+  }
   if (place.empty()) return "not known: no calls were recorded with the request";
   return place == "backward" ? "a node of backward; which one, stacks=\"all\" would show" : place;
 }

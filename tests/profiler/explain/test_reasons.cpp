@@ -1405,6 +1405,8 @@ TEST_CASE("images of millions of pixels are named with their size", "[explain][r
   device.failure->requested_bytes = 300_MiB;
   device.state.blocks.push_back(parameter("stem.0.weight", true));
   device.state.blocks.back().shape = "[64, 3, 7, 7] float32";
+  CHECK(reason_of(device) != "large_images");  // without a graph tiles of them will do
+  device.step_allocations = {.step = 5, .blocks = {graph_block("stem.0", 300_MiB)}};
   CHECK(reason_of(device) == "large_images");
   device.state.blocks.front().shape = "[1, 3, 300, 400] float32";
   CHECK(reason_of(device) != "large_images");
