@@ -1,4 +1,5 @@
 #include "profiler/explain/fixes.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reasons.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
@@ -1478,6 +1479,56 @@ TEST_CASE("torch.load that requests a weight's copy is the reason as it runs", "
   CHECK(reason_of(device) == "loaded_onto_gpu");
   device.failure->where.op = "aten::add";
   CHECK(reason_of(device) != "loaded_onto_gpu");
+}
+
+TEST_CASE("a request without an op that is as large as a tensor of the program comes from a file",
+          "[explain][reasons]") {
+  LiveBlock bank{.bytes = 240_MiB,
+                 .requested_bytes = 240_MiB,
+                 .category = Category::input,
+                 .made = {.op = "aten::randn", .source = "bank.py:3"}};
+  DeviceHistory device = at_oom({bank}, "/a/state.py:9 in load_state\n/a/train.py:40 in main");
+  device.failure->phase = Phase::other;
+  device.failure->requested_bytes = 240_MiB;
+  CHECK(reason_of(device) != "loaded_onto_gpu");
+  device.referrers = {
+      {.variable = "attribute 'bank.features' in main (train.py:1)", .made = bank.made, .storage_bytes = 240_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text == "torch.load put tensors of a file onto the GPU at state.py:9: 240.00 MiB");
+  device.failure->where.op = "aten::empty_like";
+  CHECK(reason_of(device) != "loaded_onto_gpu");
+}
+
+TEST_CASE("weights of other models and counts of pairs of classes are no logits", "[explain][reasons]") {
+  LiveBlock table = parameter("embed.weight", false);
+  table.shape = "[16000, 256] float32";
+  table.requested_bytes = table.bytes = 16000 * 256 * 4;
+  LiveBlock other = table;
+  other.category = Category::input;
+  other.name = {};
+  other.made = {.op = "aten::to", .source = "translate.py:3"};
+  DeviceHistory device = at_oom({table, other, other, other, other});
+  device.attribution.backward_bytes = 0;
+  device.failure->where = {.op = "aten::linear", .module = "rnn", .source = "translate.py:9"};
+  CHECK(reason_of(device) == "logits");  // of whom they are is not known
+  device.referrers = {{.variable = "dict 'models[*]._modules[\"embed\"]._parameters' in main (translate.py:1)",
+                       .made = other.made,
+                       .storage_bytes = other.requested_bytes}};
+  CHECK(reason_of(device) != "logits");
+
+  DeviceHistory counts = at_oom({table});
+  counts.failure->where = {.op = "aten::bincount", .module = "Accuracy", .source = "metric.py:9"};
+  counts.failure->requested_bytes = int64_t{16000} * 16000 * 8;
+  CHECK(reason_of(counts) != "logits");
+}
+
+TEST_CASE("lines to write have a module's attributes as the program does", "[explain][reasons]") {
+  CHECK(as_written("self._modules[\"ssim\"].preds") == "self.ssim.preds");
+  CHECK(as_written("net._modules[3]._modules[*].seen") == "net[3][*].seen");
+  CHECK(as_written("history") == "history");
+  CHECK(line_for_kept("list 'self._modules[\"ssim\"].preds' in f (a.py:3)", false) ==
+        "self.ssim.preds.append(x.detach().cpu())  # of a scalar: x.item()");
 }
 
 TEST_CASE("one large result of the program itself is named by its op", "[explain][reasons]") {
