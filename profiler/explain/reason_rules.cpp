@@ -190,8 +190,8 @@ Found find_logits(const ReasonFacts& facts) {
     return !is_of_model && vocabularies.is_logits(block.requested_bytes);
   });
   const bool never_ran_backward = facts.device.attribution.backward_bytes == 0 && !trains(facts);
-  if (never_ran_backward && logits.count >= kManyPasses && builds_graph(facts).value_or(false))
-    return {};  // their graphs are
+  // Many passes, each of which keeps its logits: their graphs are the reason.
+  if (never_ran_backward && logits.count >= kManyPasses && builds_graph(facts).value_or(false)) return {};
   const OutOfMemory* failed = failure(facts);
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
                              !makes_of_nothing(failed->where) &&
