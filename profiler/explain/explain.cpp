@@ -206,7 +206,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.fixes = predict_fixes(model);
   if (is_fragmented) {
     facts.cause = CauseKind::capacity;
-    const auto reason = find_reason(facts);
+    auto reason = find_reason(facts);
+    const bool is_known = reason && reason == findings.reason;
+    if (const auto second = is_known ? find_second_reason(facts, *reason) : std::nullopt) reason = second;
     add_besides(reason, model, findings);
   } else if (findings.reason) {
     add_besides(find_second_reason(facts, *findings.reason), model, findings);
