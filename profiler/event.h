@@ -93,7 +93,7 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::referrer;
 
-/// Flags of free_requested, block_state, segment_state, note, stack and out_of_memory, and of slots in the table of live blocks.
+/// Flags of free_requested, block_state, segment_state, note, stack, referrer and out_of_memory, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
@@ -104,10 +104,9 @@ enum EventFlag : uint16_t {
   kBeforeRecording = 64,   ///< segment_state, block_state: what the GPU held when recording began, or went on
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
-  kModulesEvaluate =
-      512,  ///< stack of an OOM: modules with parameters or layers run, and all of them are in evaluation mode
-  kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
-  kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
+  kModulesEvaluate = 512,  ///< stack of an OOM: modules with parameters or layers run, all in evaluation mode
+  kWantsGradient = 1,      ///< referrer: requires_grad_() was called for the tensor, which is no parameter
+  kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 
 /// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits give the pool. 0 is the one that

@@ -134,32 +134,35 @@ bool has_parameters_or_layers(const PythonApi& api, const PythonReader& reader, 
   });
 }
 
+// All modules that are being called, the innermost first.
+std::vector<PythonRef> running_modules(Interpreter& known) {
+  std::vector<PythonRef> modules;
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
+    if (known.code.kind_of(code) != Code::module_call) return true;
+    if (PythonObject self = known.api.self_of(frame); self != nullptr) modules.emplace_back(known.api, self);
+    return true;
+  });
+  return modules;
+}
+
 // Whether modules are being called, and model.eval() or the like was called for each.
 bool modules_evaluate(Interpreter& known) {
   const PythonApi& api = known.api;
   const PythonReader reader(api);
-  int training = 0, evaluating = 0;
-  walk_frames(api, [&](PythonObject frame, PythonObject code) {
-    if (known.code.kind_of(code) != Code::module_call) return true;
-    const PythonRef module(api, api.self_of(frame));
-    const PythonRef attributes = module ? reader.dict_of(module.get()) : PythonRef();
-    if (!attributes || !has_parameters_or_layers(api, reader, attributes.get())) return true;
+  bool evaluates = false;
+  for (const PythonRef& module : running_modules(known)) {
+    const PythonRef attributes = reader.dict_of(module.get());
+    if (!has_parameters_or_layers(api, reader, attributes.get())) continue;
     const PythonRef mode = reader.entry(attributes.get(), "training");
-    ++(mode && api.to_long(mode.get()) == 0 ? evaluating : training);
+    evaluates = mode && api.to_long(mode.get()) == 0;
     if (api.error() != nullptr) api.clear_error();
-    return training == 0;
-  });
-  return evaluating > 0 && training == 0;
+    if (!evaluates) return false;
+  }
+  return evaluates;
 }
 
-// All modules that are being called.
 uint32_t name_calls(Interpreter& known) {
-  std::vector<PythonRef> calls;
-  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    if (known.code.kind_of(code) != Code::module_call) return true;
-    if (PythonObject self = known.api.self_of(frame); self != nullptr) calls.emplace_back(known.api, self);
-    return true;
-  });
+  const std::vector<PythonRef> calls = running_modules(known);
   return calls.empty() ? 0 : known.modules.name_calls(calls);
 }
 

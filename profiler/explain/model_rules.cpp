@@ -43,10 +43,10 @@ Share find_tensors_of_files(const ReasonFacts& facts) {
 
 /// Whether a tensor of the program is as large as what was requested.
 bool is_second_of_its_size(const ReasonFacts& facts, const OutOfMemory& failed) {
-  const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
-    return block.requested_bytes == failed.requested_bytes && facts.referrers.find(block) != nullptr;
+  return std::ranges::any_of(facts.device.state.blocks, [&](const LiveBlock& block) {
+    return !block.pending_free && block.requested_bytes == failed.requested_bytes &&
+           facts.referrers.find(block) != nullptr;
   });
-  return alike.count > 0;
 }
 
 /// Whether torch.load requests another one of a tensor that the program has, which it does without an op.

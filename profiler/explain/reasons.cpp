@@ -110,6 +110,14 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
   return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
 }
 
+bool is_of_package(const StackCall& call) { return contains(call.place, "site-packages"); }
+
+/// "train(), train.py:40"; of what is no function the line alone.
+std::string name_call(const StackCall& call) {
+  if (call.function.starts_with('<')) return std::string(call.short_place());
+  return fmt::format("{}(), {}", call.function, call.short_place());
+}
+
 /// The call of the failing stack that is named as those of evaluations are, or the end.
 auto find_evaluation(const std::vector<StackCall>& calls) {
   return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
@@ -120,20 +128,17 @@ auto find_evaluation(const std::vector<StackCall>& calls) {
 auto find_other_caller(const std::vector<StackCall>& calls, std::string_view first_stack) {
   const std::vector<StackCall> first = parse_stack(first_stack);
   return std::ranges::find_if(calls, [&](const StackCall& one) {
-    const bool is_named = !one.function.empty() && !first.empty() && !contains(one.place, "site-packages");
+    const bool is_named = !one.function.empty() && !first.empty() && !is_of_package(one);
     return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
   });
 }
 
-/// "train(), train.py:40" of who calls the outermost module that runs; where none does, the line that failed.
+/// Who calls the outermost module that runs; where none does, the line that failed.
 std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed) {
   const auto is_of_torch = [](const StackCall& one) { return one.function == "_call_impl"; };
   const auto outermost = std::find_if(calls.rbegin(), calls.rend(), is_of_torch).base();
-  const auto caller =
-      std::find_if(outermost, calls.end(), [](const StackCall& one) { return !contains(one.place, "site-packages"); });
-  if (outermost == calls.begin() || caller == calls.end()) return short_place(failed);
-  if (caller->function.starts_with('<')) return std::string(caller->short_place());
-  return fmt::format("{}(), {}", caller->function, caller->short_place());
+  const auto caller = std::find_if_not(outermost, calls.end(), is_of_package);
+  return outermost == calls.begin() || caller == calls.end() ? short_place(failed) : name_call(*caller);
 }
 
 /// How many forward passes the step before the failing one had, which ended with backward; 0 where none is known.
@@ -194,8 +199,7 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const bool wants_gradient = std::ranges::any_of(f.device.referrers, &Referrer::wants_gradient);
   const bool by_mode = failure.modules_evaluate && !wants_gradient && (!trains(f) || other != calls.end());
   if (evaluation == calls.end() && !are_several && !by_mode) return {};
-  const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where)
-                                                : fmt::format("{}(), {}", call->function, call->short_place());
+  const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where) : name_call(*call);
   const bool one = kept.count <= 1;
   const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
   const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));

@@ -114,11 +114,11 @@ std::string earlier_of(const ReportOfDevice& device) {
 // A snapshot may have the phase only: threads of autograd have no Python frames.
 std::string where_text(const ReportFailure& failure, const TextOptions& options) {
   const std::string place = place_text(failure, options);
-  if (place.empty() && !failure.stack.empty()) {
+  if (place.empty()) {
+    if (failure.stack.empty()) return "not known: no calls were recorded with the request";
     const StackCall call = parse_call(failure.stack.front());
     return fmt::format("outside of any op ← {}() ← {}", call.function, call.short_place());
   }
-  if (place.empty()) return "not known: no calls were recorded with the request";
   return place == "backward" ? "a node of backward; which one, stacks=\"all\" would show" : place;
 }
 

@@ -22,7 +22,7 @@ void NodeTable::add(const Event& nodes_created) {
   NodesOfThread& nodes = threads_[nodes_created.node_thread];
   auto& ranges = nodes.ranges;
   while (!ranges.empty() && ranges.back().first >= first) ranges.pop_back();
-  nodes.within.erase(nodes.within.lower_bound(first), nodes.within.end());
+  while (!nodes.within.empty() && nodes.within.back().first >= first) nodes.within.pop_back();
   if (!ranges.empty()) {
     Range& last = ranges.back();
     last.count = static_cast<uint32_t>(std::min<uint64_t>(last.count, first - last.first));
@@ -32,13 +32,13 @@ void NodeTable::add(const Event& nodes_created) {
     }
   }
   ranges.push_back({first, count, made.context});
-  if (made.within != 0) nodes.within.emplace_hint(nodes.within.end(), first, made.within);
+  if (made.within != 0) nodes.within.emplace_back(first, made.within);
 }
 
 NodeTable::Made NodeTable::NodesOfThread::made_in(const Range& range) const {
-  if (within.empty()) return {.context = range.context};
-  const auto found = within.find(range.first);
-  return {.context = range.context, .within = found == within.end() ? 0 : found->second};
+  const auto found = std::lower_bound(within.begin(), within.end(), std::pair(range.first, uint32_t{0}));
+  const bool is_known = found != within.end() && found->first == range.first;
+  return {.context = range.context, .within = is_known ? found->second : 0};
 }
 
 std::optional<NodeTable::Made> NodeTable::find(uint16_t thread, uint64_t node_sequence) const {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "profiler/event.h"
 #include "profiler/replay/history.h"
@@ -35,8 +36,9 @@ class NodeTable {
     uint32_t context = 0;
   };
   struct NodesOfThread {
-    std::deque<Range> ranges{};             ///< ascend and do not overlap
-    std::map<uint64_t, uint32_t> within{};  ///< of the range that begins with this node, where that is not 0
+    std::deque<Range> ranges{};  ///< ascend and do not overlap
+    std::deque<std::pair<uint64_t, uint32_t>>
+        within{};  ///< Made::within, where that is not 0, behind Range::first; ascend
     Made made_in(const Range& range) const;
   };
   std::map<uint16_t, NodesOfThread> threads_;
