@@ -4,6 +4,9 @@
 #include "tests/catch.h"
 #include "tests/scenarios.h"
 
+// The rows of kReasons, each with values: what makes it hold, and what looks alike and is another reason or none. A new row has a case
+// here; programs that it is for are in tests/causes.
+
 namespace oomdiag {
 namespace {
 
