@@ -105,8 +105,10 @@ enum EventFlag : uint16_t {
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
   kModulesEvaluate = 512,  ///< stack of an OOM: modules with parameters or layers run, all in evaluation mode
-  kWantsGradient = 1,      ///< referrer: requires_grad_() was called for the tensor, which is no parameter
-  kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
+  kAsksForCheckpoints =
+      1024,               ///< stack of an OOM: an attribute of a running module, as gradient_checkpointing, is True
+  kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
+  kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 
 /// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits give the pool. 0 is the one that

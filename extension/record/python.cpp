@@ -145,12 +145,11 @@ std::vector<PythonRef> running_modules(Interpreter& known) {
   return modules;
 }
 
-// Whether modules are being called, and model.eval() or the like was called for each.
-bool modules_evaluate(Interpreter& known) {
-  const PythonApi& api = known.api;
+// Whether model.eval() or the like was called for each of these.
+bool all_evaluate(const PythonApi& api, const std::vector<PythonRef>& modules) {
   const PythonReader reader(api);
   bool evaluates = false;
-  for (const PythonRef& module : running_modules(known)) {
+  for (const PythonRef& module : modules) {
     const PythonRef attributes = reader.dict_of(module.get());
     if (!has_parameters_or_layers(api, reader, attributes.get())) continue;
     const PythonRef mode = reader.entry(attributes.get(), "training");
@@ -159,6 +158,26 @@ bool modules_evaluate(Interpreter& known) {
     if (!evaluates) return false;
   }
   return evaluates;
+}
+
+// By an attribute that is True: gradient_checkpointing of transformers, use_checkpoint, activation_checkpointing …
+bool any_asks_for_checkpoints(const PythonApi& api, const std::vector<PythonRef>& modules) {
+  const PythonReader reader(api);
+  const auto asks = [&](const auto& entry) {
+    const auto& [name, value] = entry;
+    return name.find("checkpoint") != name.npos && reader.type_name(value.get()) == "bool" &&
+           api.to_long(value.get()) == 1;
+  };
+  return std::ranges::any_of(modules, [&](const PythonRef& module) {
+    return std::ranges::any_of(reader.entries(reader.dict_of(module.get()).get()), asks);
+  });
+}
+
+uint16_t flags_of_running_modules(Interpreter& known) {
+  const std::vector<PythonRef> modules = running_modules(known);
+  const int evaluate = all_evaluate(known.api, modules) ? kModulesEvaluate : 0;
+  const int asks = any_asks_for_checkpoints(known.api, modules) ? kAsksForCheckpoints : 0;
+  return static_cast<uint16_t>(evaluate | asks);
 }
 
 uint32_t name_calls(Interpreter& known) {
@@ -357,8 +376,7 @@ void write_python_stack() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
-  const uint16_t flags = modules_evaluate(*python) ? kModulesEvaluate : 0;
-  write_stack(text_of(*python, running_calls(python->api), true), 0, flags);
+  write_stack(text_of(*python, running_calls(python->api), true), 0, flags_of_running_modules(*python));
 } catch (...) {
 }
 

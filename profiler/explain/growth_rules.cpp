@@ -286,6 +286,25 @@ Found find_create_graph(const ReasonFacts& facts) {
               "# and where backward() is needed: p.grad = None for each parameter at the end of the step"}};
 }
 
+// Parameters that the program itself joins to more: points, experts, units.
+Found find_growing_model(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr || growth->kind != GrowthKind::growing_buffer) return {};
+  const auto is_grown = [&](const LiveBlock& block) { return is_of_growth(*growth, block); };
+  const Share all = sum_blocks(facts, is_grown);
+  const Share of_model =
+      sum_blocks(facts, [&](const LiveBlock& block) { return is_grown(block) && is_of_models(block.category); });
+  if (of_model.bytes * 2 <= all.bytes) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("the model itself grows: {} makes parameters and the optimizer's state larger{}, {} "
+                          "more per step, and their gradients with them",
+                          growth->held.op.empty() ? "the program" : growth->held.op, at(growth->held),
+                          with_unit(sum_per_step(facts.growths))),
+      .bytes = sum_grown(facts.growths),
+      .fix = "limited_parameters"};
+}
+
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr) return find_few_earlier_graphs(facts);
@@ -475,6 +494,7 @@ struct Collected {
   std::string variable{};  ///< the container, numbers of its items folded
   std::string name{};      ///< as the program writes it
   Share share{};
+  std::vector<std::string> beside{};  ///< names of others that the same loop fills, whose tensors are of `share`, too
 };
 
 /// The container that has most, of so many tensors or more; nothing where growth is known, which says more.
@@ -497,9 +517,17 @@ std::optional<Collected> find_collection(const ReasonFacts& facts, int64_t fewes
   if (most == held.end() || most->second.count < fewest) return {};
   const auto& [name, share] = *most;
   const std::string_view one = facts.referrers.find(*share.largest)->variable;
-  return Collected{.variable = fold_subscripts(one),
-                   .name = std::string(is_appended_to(one) ? variable_name(one) : name),
-                   .share = share};
+  Collected found{.variable = fold_subscripts(one),
+                  .name = std::string(is_appended_to(one) ? variable_name(one) : name),
+                  .share = share};
+  for (const auto& [other, of_other] : held) {
+    // A loop that was interrupted has filled some of its containers once more than the others.
+    if (other == name || std::abs(of_other.count - share.count) > 1) continue;
+    found.beside.emplace_back(other);
+    found.share.bytes += of_other.bytes;
+    found.share.count += of_other.count;
+  }
+  return found;
 }
 
 /// Those of a container that has at least this part of all.
@@ -507,17 +535,18 @@ Found name_collected(const ReasonFacts& facts, double part) {
   constexpr int64_t kMany = 8;
   const std::optional<Collected> found = find_collection(facts, kMany);
   if (!found || !is_large(facts, found->share.bytes, part)) return {};
-  const auto& [variable, name, share] = *found;
+  const auto& [variable, name, share, beside] = *found;
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
   if (is_data && share.largest->step == 0) return {};  // no results: batches that were moved before the loop
-  return Reason{
-      .id = {},
-      .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),
-      .bytes = share.bytes,
-      .fix = "results_to_host",
-      .how = {fmt::format("{}  # or of each only what is used: topk, a mean, an index",
-                          is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
-                                                   : fmt::format("{}[…] = output.cpu()", name))}};
+  return Reason{.id = {},
+                .text = fmt::format("{}{} {} results{}: {}", variable,
+                                    beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")),
+                                    share.count, at(share.made()), with_unit(share.bytes)),
+                .bytes = share.bytes,
+                .fix = "results_to_host",
+                .how = {fmt::format("{}  # or of each only what is used: topk, a mean, an index",
+                                    is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
+                                                             : fmt::format("{}[…] = output.cpu()", name))}};
 }
 
 /// Parts in a container, where no step ends between them.

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -255,6 +256,18 @@ Found find_weight_copies(const ReasonFacts& facts) {
                                           "del model, optimizer  # before the next one goes to the GPU; of attributes: "
                                           "self.model = self.optimizer = None; to keep it: model.cpu()")};
   }
+  const bool is_model = copies.made().op == "aten::to" && !module_of(facts.referrers.find(*copies.largest)).empty();
+  if (is_model) {  // and no copy of one: it was made on the host
+    return Reason{
+        .id = {},
+        .text = fmt::format("another model of the same layers is on the GPU{}, and none of its layers has been "
+                            "called so far: {} beside {} of parameters",
+                            at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
+        .bytes = copies.bytes,
+        .fix = "drop_models",
+        .how = {"del model  # once it has served, before the next one goes to the GPU; or the next one stays on the "
+                "host until it is called: model.cpu()"}};
+  }
   return Reason{
       .id = {},
       .text = fmt::format("another copy of the model's weights is kept on the GPU{}: {} beside {} of parameters",
@@ -289,6 +302,159 @@ Found find_idle_model(const ReasonFacts& facts) {
       .bytes = share.bytes,
       .fix = "model_later",
       .how = {fmt::format("{}.cuda()  # only before it is called; until then on the host: {}.cpu()", name, name)}};
+}
+
+namespace {
+
+/// A model whose tensors go to the GPU one after the other, and the failing request with them.
+struct MovedModel {
+  std::string_view name{};  ///< its variable
+  Share share{};            ///< what has come there so far
+};
+
+std::optional<MovedModel> find_moving(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  std::map<std::string_view, Share> models;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_on_its_way = !block.pending_free && !is_of_models(block.category) && is_copy(block.made.op) &&
+                               block.made.source == failed->where.source && block.made.module.empty();
+    const std::string_view model = is_on_its_way ? module_of(facts.referrers.find(block)) : std::string_view();
+    if (!model.empty()) models[model].add(block);
+  }
+  const auto most = std::ranges::max_element(models, {}, [](const auto& entry) { return entry.second.bytes; });
+  return most == models.end() ? std::nullopt : std::optional(MovedModel{.name = most->first, .share = most->second});
+}
+
+}  // namespace
+
+Found find_moved_model(const ReasonFacts& facts) {
+  const std::optional<MovedModel> moved = find_moving(facts);
+  const Share others = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
+  if (!moved || !is_large(facts, others.bytes, 0.2)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("another model goes to the GPU{}, '{}', while the one before is still there: {} of it so "
+                          "far beside {} of parameters, gradients and optimizer state",
+                          at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
+      .bytes = others.bytes,
+      .fix = "drop_models",
+      .how = {"self.model = None  # and every other name of it, before the next one goes to the GPU; to keep it: "
+              "model.cpu()"}};
+}
+
+Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
+  const std::optional<MovedModel> moved = find_moving(facts);
+  if (!moved || !is_large(facts, moved->share.bytes, 0.5)) return {};
+  const std::string_view type = parse_dtype(moved->share.largest->shape);
+  std::vector<std::string> how;  // where its type is wide: the row's
+  if (type != "float32" && type != "float64")
+    how = {"from_pretrained(…, device_map=\"auto\")  # layers that do not fit stay on the host; or quantized weights"};
+  return Reason{
+      .id = {},
+      .text = fmt::format("the weights alone do not fit: {} of '{}' have come to the GPU{}{}, and more are to come",
+                          with_unit(moved->share.bytes), moved->name, at(failed_in(facts)),
+                          type.empty() ? "" : fmt::format(", as {}", type)),
+      .bytes = (moved->share.bytes + requested_bytes(facts)) / 2,
+      .fix = "smaller_weights",
+      .how = std::move(how)};
+}
+
+namespace {
+
+/// "encoder" of "encoder.layers.0.weight".
+std::string_view outermost_module(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// Whether other models are likely to have a module of this name, too: those of nn.Sequential are numbered.
+bool is_numbered(std::string_view module) { return module.find_first_not_of("0123456789") == module.npos; }
+
+/// The outermost modules that made tensors in the step that failed or in the one before.
+std::set<std::string_view> list_called_modules(const ReasonFacts& facts) {
+  std::set<std::string_view> modules;
+  const auto add = [&](const StepAllocations& step) {
+    for (const StepAllocation& block : step.blocks) {
+      if (block.is_of_step() && !block.made.module.empty()) modules.insert(outermost_module(block.made.module));
+    }
+  };
+  add(facts.device.step_allocations);
+  add(facts.device.complete);
+  return modules;
+}
+
+/// Weights of a layer that was called once, as it has a name.
+bool is_weight(const LiveBlock& block) { return block.category == Category::parameter && contains(block.name, "."); }
+
+/// Weights of layers that neither the step that failed nor the one before has called; nothing of a step that may yet call them.
+Share find_uncalled_weights(const ReasonFacts& facts, Phase failed) {
+  const bool has_pass =
+      !facts.device.complete.blocks.empty() || failed == Phase::backward || failed == Phase::optimizer;
+  const std::set<std::string_view> called = list_called_modules(facts);
+  if (!has_pass || called.empty()) return {};
+  return sum_blocks(facts, [&](const LiveBlock& block) {
+    const std::string_view module = outermost_module(block.name);
+    return is_weight(block) && !is_numbered(module) && !called.contains(module);
+  });
+}
+
+/// Weights of a model that no variable leads to, though one leads to those of another: what is left of it after `del model`.
+Share find_deleted_weights(const ReasonFacts& facts) {
+  std::set<std::string_view> referred;  // lines that made tensors which variables lead to
+  for (const Referrer& one : facts.device.referrers) referred.insert(one.made.source);
+  const auto is_of_other = [&](const LiveBlock& block) {
+    return is_weight(block) && referred.contains(block.made.source);
+  };
+  if (sum_blocks(facts, is_of_other).count == 0) return {};
+  return sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_weight(block) && !block.let_go && !block.made.source.empty() && !referred.contains(block.made.source);
+  });
+}
+
+/// "72.00 MiB, as encoder.weight [1024, 1024] float32".
+std::string name_share_of_model(const Share& share) {
+  return fmt::format("{}, as {} {}", with_unit(share.bytes), share.largest->name, share.largest->shape);
+}
+
+}  // namespace
+
+Found find_deleted_model(const ReasonFacts& facts) {
+  constexpr int64_t kSeveralNodes = 8, kScalar = 8;
+  constexpr size_t kMostNames = 3;
+  if (failure(facts) == nullptr || !facts.device.looked_for_referrers) return {};
+  const Share left = find_deleted_weights(facts);
+  if (left.largest == nullptr || !is_large(facts, left.bytes, 0.2) || !lets_request_through(facts, left.bytes))
+    return {};
+  std::vector<std::string> how;
+  std::set<std::string_view> holders;
+  for (const Referrer& one : facts.device.referrers) {
+    if (one.nodes < kSeveralNodes || one.bytes <= kScalar || holders.size() == kMostNames) continue;
+    if (holders.insert(one.variable).second)
+      how.push_back(fmt::format("{0} = {0}.detach()  # or made under torch.no_grad()", variable_name(one.variable)));
+  }
+  if (how.empty()) return reference_cycle("a model's weights, " + name_share_of_model(left), left.bytes);
+  return Reason{.id = {},
+                .text = fmt::format("no variable leads to the weights of a model any more, {}: graphs keep them, of {}",
+                                    name_share_of_model(left), fmt::join(holders, " and ")),
+                .bytes = left.bytes,
+                .fix = "delete_outputs",
+                .how = std::move(how)};
+}
+
+Found find_unused_weights(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || facts.device.sharded) return {};
+  const Share unused = find_uncalled_weights(facts, failed->phase);
+  if (unused.largest == nullptr || !is_large(facts, unused.bytes, 0.2)) return {};
+  if (!lets_request_through(facts, unused.bytes)) return {};
+  const Referrer* const referrer = facts.referrers.find(*unused.largest);
+  const std::string_view model = module_of(referrer);
+  return Reason{
+      .id = {},
+      .text = fmt::format("weights that this step does not use are on the GPU: {}{}", name_share_of_model(unused),
+                          referrer != nullptr ? fmt::format(", kept by {}", referrer->variable) : ""),
+      .bytes = unused.bytes,
+      .fix = "drop_models",
+      .how = {model.empty() ? std::string("model.cpu()  # or del model, once it has served")
+                            : fmt::format("{0}.cpu()  # or del {0}, once it has served", model)}};
 }
 
 Found find_loaded_in_the_way(const ReasonFacts& facts) {

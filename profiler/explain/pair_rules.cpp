@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 #include <span>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 
 // Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, an enlarged image, scores of
@@ -439,6 +441,10 @@ std::vector<std::string> lines_for_pairs(const Square& square, const Where& wher
     lines.emplace_back("y = a @ b.T  # where products are summed afterwards: einsum and @ make none of them");
   if (any_op(where, {"aten::einsum"}))
     lines.emplace_back("y = a @ (b @ c)  # of three operands and more: in the order that stays small");
+  const size_t begin = square.text.find('[');
+  const std::vector<int64_t> sizes = parse_shape(begin == square.text.npos ? "" : square.text.substr(begin));
+  if (!of_columns && sizes.size() == 2 && sizes[0] == sizes[1])
+    lines.emplace_back("y = (a * b).sum(-1)  # where only the diagonal is used: each row with its own");
   return lines;
 }
 
@@ -544,6 +550,30 @@ Found find_pairs_of_data(const ReasonFacts& facts) {
   if (!found || !found->alike.empty() || factor_sizes(*found, failed->requested_bytes, true).text.empty()) return {};
   if (find_intermediate_of_product(facts)) return {};  // what fails is no result yet
   return find_all_pairs(facts);
+}
+
+Found find_indexed_pairs(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 1024;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.op != "aten::index") return {};
+  const auto is_table = [&](const LiveBlock& block) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    if (block.pending_free || shape.size() != 2 || shape[0] < kMany) return false;
+    // As many bytes for each row and each of as many indices as the table has of each element.
+    return std::abs(failed->requested_bytes - block.requested_bytes / shape[1] * shape[0]) < kMinBlockBytes;
+  };
+  const auto table = std::ranges::find_if(facts.device.state.blocks, is_table);
+  if (table == facts.device.state.blocks.end()) return {};
+  const int64_t rows = parse_shape(table->shape)[0];
+  const Referrer* const referrer = facts.referrers.find(*table);
+  return Reason{
+      .id = {},
+      .text = fmt::format("each of {0} indices is looked up in each of {0} rows{1}: [{0}, {0}] of {2}{3}, while "
+                          "one of each row is on the diagonal",
+                          rows, at(failed->where), referrer == nullptr ? "a tensor" : referrer->variable,
+                          comma_shape(*table)),
+      .bytes = failed->requested_bytes,
+      .fix = "one_of_each_row"};
 }
 
 Found find_enlarged(const ReasonFacts& facts) {

@@ -203,10 +203,20 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const size_t module = name.find("._modules[");
   if (module != name.npos && referrer.starts_with("dict ")) {
     const std::string_view models = container_name(referrer).substr(0, module);
+    const size_t inner = name.rfind("._modules[");
+    const size_t begin = inner + std::string_view("._modules[").size(), end = name.find(']', begin);
+    if (name.substr(0, module).find('[') == name.npos && inner > module &&
+        end != name.npos)  // a model that has more modules each time
+      return fmt::format("del {}[{}]  # modules that have served", as_written(name.substr(0, inner)),
+                         name.substr(begin, end - begin));
     return fmt::format(
         "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
   }
-  if (referrer.starts_with("dict ")) return fmt::format("{}[key] = {}{}", kept, value, scalar);
+  if (name.ends_with(".state") && name.find('[') != name.npos)
+    return fmt::format("{}.clear()  # optimizers of trainings that have ended, with what they trained",
+                       container_name(referrer));
+  if (referrer.starts_with("dict ") || referrer.starts_with("defaultdict "))
+    return fmt::format("{}[key] = {}{}", kept, value, scalar);
   if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = is_appended_to(referrer);

@@ -105,6 +105,45 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
       .how = {"for layer in layers: x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)"}};
 }
 
+// Models check their flag where they call their layers: of a flag that was set on another module, or is looked at in training mode only,
+// nobody hears.
+Found find_checkpoints_without_effect(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !failed->asks_for_checkpoints || facts.device.packed_tensors > 0) return {};
+  const auto is_of_checkpoint = [](const StepAllocation& block) { return contains(block.made.op, "Checkpoint"); };
+  const bool runs = contains(failed->stack, "utils/checkpoint.py") ||
+                    std::ranges::any_of(facts.device.step_allocations.blocks, is_of_checkpoint);
+  const Share saved = sum_category(facts, Category::activation);
+  if (runs || !is_large(facts, saved.bytes)) return {};
+  const std::string_view mode = failed->modules_evaluate ? ", and the model is in evaluation mode" : "";
+  return Reason{
+      .id = {},
+      .text = fmt::format("checkpointing has no effect: a layer's attribute asks for it{}, but nothing is "
+                          "checkpointed, and {} of activations are kept{}",
+                          mode, with_unit(saved.bytes), at(saved.made())),
+      .bytes = saved.bytes / 10 * 7,
+      .fix = "checkpoints_on",
+      .how = {
+          failed->modules_evaluate
+              ? "model.train()  # where its forward() checkpoints in training mode only"
+              : "model.gradient_checkpointing_enable()  # or the attribute of the module whose forward() reads it"}};
+}
+
+// AccumulateGrad takes the gradient that it is given, unless something else refers to it: then it makes a copy.
+Found find_copied_gradient(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !contains(failed->where.node, "AccumulateGrad")) return {};
+  const bool is_copy = any_op(failed->where, {"aten::new_empty_strided", "aten::empty_strided", "aten::clone"});
+  if (!is_copy || !is_large(facts, failed->requested_bytes, 0.2)) return {};
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "a gradient of {} is copied as it is put into .grad, as something else refers to it too, or it "
+                    "has other strides than its tensor",
+                    with_unit(failed->requested_bytes)),
+                .bytes = failed->requested_bytes,
+                .fix = "gradient_without_copy"};
+}
+
 Found find_autocast_cache(const ReasonFacts& facts) {
   const AutocastUse use = find_autocast(facts.device.state);
   if (!is_large(facts, use.cache_bytes, 0.2)) return {};

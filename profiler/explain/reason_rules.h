@@ -10,11 +10,17 @@ using Found = std::optional<Reason>;
 
 Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
+/// Parameters and their state, of which each step has more.
+Found find_growing_model(const ReasonFacts& facts);
 Found find_small_views(const ReasonFacts& facts);
 Found find_kept_tensors(const ReasonFacts& facts);
 /// torch.cat() and the like, of what each step has left: as much again.
 Found find_joined_results(const ReasonFacts& facts);
 Found find_one_checkpoint(const ReasonFacts& facts);
+/// Modules whose attributes ask for activation checkpointing, and that keep their activations.
+Found find_checkpoints_without_effect(const ReasonFacts& facts);
+/// AccumulateGrad's copy of a gradient.
+Found find_copied_gradient(const ReasonFacts& facts);
 Found find_autocast_cache(const ReasonFacts& facts);
 Found find_repeated_casts(const ReasonFacts& facts);
 Found find_optimizer_temporaries(const ReasonFacts& facts);
@@ -58,6 +64,8 @@ Found find_equal_rows(const ReasonFacts& facts);
 Found find_copied_rows_of_table(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);
+/// x[:, index] with an index for each row of x, where one value of each row was meant.
+Found find_indexed_pairs(const ReasonFacts& facts);
 /// Rows that an index selects, several times as large as what they were selected of.
 Found find_gathered_rows(const ReasonFacts& facts);
 /// One op of the program itself, and of no layer, that requests a large part of the memory: what is left where nothing more special is known.
@@ -82,10 +90,20 @@ Found find_concatenated_results(const ReasonFacts& facts);
 Found find_widened_weights(const ReasonFacts& facts);
 /// Images of more than a million pixels, as they are.
 Found find_large_images(const ReasonFacts& facts);
+/// Results of layers that have a value at each pixel of the images.
+Found find_full_resolution(const ReasonFacts& facts);
 /// Layers whose results are several times as large as those of the step before.
 Found find_larger_step(const ReasonFacts& facts);
 /// A model on the GPU none of whose layers has been called yet, while another one runs.
 Found find_idle_model(const ReasonFacts& facts);
+/// A model that goes to the GPU beside another one.
+Found find_moved_model(const ReasonFacts& facts);
+/// The same by itself.
+Found find_weights_that_do_not_fit(const ReasonFacts& facts);
+/// Weights of layers that neither this step nor the one before has called.
+Found find_unused_weights(const ReasonFacts& facts);
+/// Weights of a model that is deleted, and that graphs of its results keep.
+Found find_deleted_model(const ReasonFacts& facts);
 /// Buffers of one size, one in each layer.
 Found find_equal_buffers(const ReasonFacts& facts);
 Found find_dense_matrix(const ReasonFacts& facts);

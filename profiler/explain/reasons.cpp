@@ -18,6 +18,7 @@
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/variable_counts.h"
+#include "profiler/explain/what_if.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
@@ -162,6 +163,12 @@ std::string find_holder_of_graphs(const ReasonFacts& f) {
   return std::string(nodes.count_of_most() * 2 > all ? nodes.most() : of_containers.most());
 }
 
+/// Of an image that is optimized or explained, or of the state that a simulation begins with: a backward pass is to come, in evaluation
+/// mode, too.
+bool wants_gradient_of_data(const ReasonFacts& f) {
+  return std::ranges::any_of(f.device.referrers, &Referrer::wants_gradient);
+}
+
 /// Where nothing shows whether a loop evaluates.
 std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder) {
   std::vector<std::string> lines{
@@ -174,6 +181,18 @@ std::vector<std::string> lines_for_loop(const std::string& place, const std::str
     lines.push_back(fmt::format("{0} = {0}.detach()  # or .item(): the number, without its graph", name));
   }
   return lines;
+}
+
+/// Whether so much of graphs lives that it is no step of training: those free theirs.
+bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
+  constexpr double kMore = 1.3;
+  Allocations graph;
+  std::ranges::copy_if(f.device.complete.blocks, std::back_inserter(graph), [](const StepAllocation& block) {
+    return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
+  });
+  const auto of_training = static_cast<double>(graph.empty() ? 0 : find_peak(graph));
+  return f.device.attribution.backward_bytes > 0 && of_training > 0 &&
+         static_cast<double>(graph_bytes) > kMore * of_training;
 }
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
@@ -195,9 +214,10 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const bool as_before = before >= kUsualPasses || before >= kept.count;
   const bool has_trained = f.device.attribution.backward_bytes > 0 && (!as_before || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
-  // An image that is optimized or explained wants gradients of a model in evaluation mode, too.
-  const bool wants_gradient = std::ranges::any_of(f.device.referrers, &Referrer::wants_gradient);
-  const bool by_mode = failure.modules_evaluate && !wants_gradient && (!trains(f) || other != calls.end());
+  const bool wants_gradient = wants_gradient_of_data(f);
+  const bool by_mode = failure.modules_evaluate && !wants_gradient &&
+                       (!trains(f) || other != calls.end() || keeps_more_than_training(f, kept.bytes));
+  if (wants_gradient && !has_trained) return {};  // a backward pass is to come
   if (evaluation == calls.end() && !are_several && !by_mode) return {};
   const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where) : name_call(*call);
   const bool one = kept.count <= 1;
@@ -218,18 +238,51 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   return Reason{.id = {}, .text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }
 
+// Of a program without an optimizer, none of whose passes so far was for a backward pass: nor will this one be.
+Found keeps_graph_that_nothing_uses(const ReasonFacts& f) {
+  constexpr uint32_t kFewestPasses = 2;
+  constexpr double kMostOfAll = 0.4;
+  const OutOfMemory& failure = *f.device.failure;
+  const bool is_pass = failure.phase == Phase::forward || failure.phase == Phase::other;
+  if (!is_pass || trains(f) || f.device.attribution.backward_bytes > 0 || failure.step <= kFewestPasses) return {};
+  if (wants_gradient_of_data(f) || !std::ranges::any_of(f.device.complete.blocks, &StepAllocation::in_graph)) return {};
+  const KeptPasses kept = count_passes(f);
+  if (!kept.has_layers() || !is_large(f, kept.bytes, kMostOfAll)) return {};
+  const std::vector<StackCall> calls = parse_stack(failure.stack);
+  const std::string place = find_caller_of_model(calls, failure.where);
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "evaluation keeps autograd graphs: no backward has followed any of {} forward passes, and this "
+                    "one keeps {} for one ({})",
+                    failure.step - 1, with_unit(kept.bytes), place),
+                .bytes = kept.bytes,
+                .fix = "no_grad_in_evaluation",
+                .how = {fmt::format("with torch.no_grad():  # around the call of the model in {}", place)}};
+}
+
+/// Whether this variable is a tensor that each pass makes of that of the one before: a state, and no list or sum of losses.
+bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
+  constexpr int64_t kScalar = 8;
+  const auto found = std::ranges::find(f.device.referrers, variable, &Referrer::variable);
+  return found != f.device.referrers.end() && found->bytes > kScalar && !is_container(fold_subscripts(variable));
+}
+
 Found keeps_several_passes(const ReasonFacts& f) {
   constexpr int64_t kFewestPasses = 4;
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
-  if (failure.phase != Phase::forward || !trains(f) || kept.count < kFewestPasses ||
+  const bool learns_data = wants_gradient_of_data(f);
+  if (failure.phase != Phase::forward || (!trains(f) && !learns_data) || kept.count < kFewestPasses ||
       !is_large(f, kept.bytes, kWorthNaming))
     return {};
+  const std::string holder = find_holder_of_graphs(f);
+  const bool is_rollout = is_state_of_passes(f, holder);
   return Reason{.id = {},
-                .text = fmt::format("{} forward passes before one backward: their graphs hold {} ({})", kept.count,
+                .text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
+                                    is_rollout ? ", each from what the one before made, " + holder : "",
                                     with_unit(kept.bytes), short_place(failure.where)),
                 .bytes = kept.bytes,
-                .fix = "backward_of_each_pass"};
+                .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass"};
 }
 
 bool is_recurrent(const Where& where) { return contains_one_of(where.op, {"lstm", "gru", "rnn"}); }
@@ -284,6 +337,15 @@ bool is_of_attention(const Where& where) {
   return names(where.module) || names(where.inner_source);
 }
 
+/// Of what each step makes larger: results that nobody reads before the end, or a memory that the next step works on.
+std::vector<std::string> lines_for_buffer(const std::string& variable) {
+  std::vector<std::string> lines{"results.append(output.cpu())  # and torch.cat(results) after the loop"};
+  const std::string name = as_written(variable_name(variable));
+  if (!name.empty())
+    lines.push_back(fmt::format("{0} = {0}[-limit:]  # if later steps read it: only the last ones", name));
+  return lines;
+}
+
 Found buffer_grows(const ReasonFacts& f, bool of_attention) {
   constexpr int64_t kWorthMentioning = 20;  // a part of what grows
   const int64_t all = sum_per_step(f.growths);
@@ -303,7 +365,8 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
                                       growth.referrer.empty() ? "" : " in " + growth.referrer,
                                       with_unit(growth.bytes_per_step), line),
                   .bytes = growth.grown_bytes,
-                  .fix = "results_to_host"};
+                  .fix = "results_to_host",
+                  .how = lines_for_buffer(growth.referrer)};
   }
   return {};
 }
@@ -398,6 +461,7 @@ constexpr ReasonRow kReasons[] = {
     {"repeated_copies", find_repeated_rows},
     {"recurrent_state", state_is_not_detached, true},
     {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
+    {"growing_model", find_growing_model, true},
     {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
     {"reference_cycle", find_reference_cycle, true},
     {"several_forward_passes", find_passes_before_backward, true},
@@ -417,6 +481,9 @@ constexpr ReasonRow kReasons[] = {
     {"one_hot", find_one_hot},
     {"dense_matrix", find_dense_matrix},
     {"vectorized_over_all", find_vectorized},
+    {"evaluation_keeps_graphs", keeps_graph_that_nothing_uses},
+    {"checkpoints_without_effect", find_checkpoints_without_effect},
+    {"copied_gradient", find_copied_gradient},
     {"attention_scores", find_attention_scores},
     {"all_pairs", find_pairs_of_data},
     {"logits", find_logits},
@@ -424,6 +491,7 @@ constexpr ReasonRow kReasons[] = {
     {"all_pairs", find_all_pairs},
     {"repeated_copies", find_repeated_tensor, false, true},
     {"repeated_copies", find_expanded_copy, false, true},
+    {"indexed_pairs", find_indexed_pairs, false, true},
     {"enlarged", find_enlarged, false, true},
     {"large_cast", find_large_cast, false, true},
     {"widened_weights", find_widened_weights, false, true},
@@ -440,6 +508,10 @@ constexpr ReasonRow kReasons[] = {
     {"gradients_of_frozen", find_gradients_of_frozen},
     {"not_under_autocast", find_not_under_autocast},
     {"idle_model", find_idle_model},
+    {"deleted_model", find_deleted_model},
+    {"idle_model", find_unused_weights},
+    {"several_models", find_moved_model},
+    {"weights_do_not_fit", find_weights_that_do_not_fit},
     {"data_on_gpu", find_data_on_gpu},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
@@ -456,6 +528,7 @@ constexpr ReasonRow kReasons[] = {
     {"enlarged", find_gathered_rows, false, true},
     {"large_layer", find_large_layer, false, true},
     {"large_images", find_large_images, false, true},
+    {"large_images", find_full_resolution, false, true},
     {"model_states", find_model_states, false, true},
     {"elementwise_copies", find_elementwise_copies, false, true},
     {"batch_without_gradients", find_large_batch, false, true},

@@ -197,7 +197,8 @@ Found find_kept_gradients(const ReasonFacts& facts) {
   if (builds_graph(facts).value_or(!is_between)) return {};
   const bool evaluates = failed->phase == Phase::forward || failed->phase == Phase::other;
   const Share gradients = sum_category(facts, Category::gradient);
-  if (!evaluates || !is_large(facts, gradients.bytes, 0.2) || !lets_request_through(facts, gradients.bytes)) return {};
+  const double part = is_between ? 0.15 : 0.2;
+  if (!evaluates || !is_large(facts, gradients.bytes, part) || !lets_request_through(facts, gradients.bytes)) return {};
   return Reason{.id = {},
                 .text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
                                     with_unit(gradients.bytes),
@@ -423,6 +424,72 @@ Found find_large_images(const ReasonFacts& facts) {
                           failed->where.module, short_place(failed->where)),
       .bytes = bytes / 4 * 3,
       .fix = "smaller_images"};
+}
+
+namespace {
+
+/// [batch, channels, height, width] or with a depth before: a layer's result of images, and not a matrix or a sequence.
+bool is_of_positions(const std::vector<int64_t>& shape) { return shape.size() == 4 || shape.size() == 5; }
+
+/// The images or volumes that the step works on.
+const LiveBlock* find_images(const ReasonFacts& facts) {
+  constexpr int64_t kMostChannels = 4;
+  return sum_blocks(facts,
+                    [](const LiveBlock& block) {
+                      const std::vector<int64_t> shape = parse_shape(block.shape);
+                      return is_data(block) && block.made.module.empty() && is_of_positions(shape) &&
+                             shape[1] <= kMostChannels;
+                    })
+      .largest;
+}
+
+/// How many channels a layer's result has at each pixel of the images; 0 where it has none, or fewer pixels. Its shape is known of what a
+/// node has saved, and of others by their size.
+int64_t count_channels(const LiveBlock& block, const LiveBlock& images) {
+  const std::vector<int64_t> sizes = parse_shape(images.shape), shape = parse_shape(block.shape);
+  if (!shape.empty()) {
+    const bool has_all = shape.size() == sizes.size() && shape[0] == sizes[0] &&
+                         std::equal(shape.begin() + 2, shape.end(), sizes.begin() + 2);
+    return has_all ? shape[1] : 0;
+  }
+  const int64_t of_one_channel = images.requested_bytes / sizes[1];
+  const bool is_exact = of_one_channel > 0 && block.requested_bytes % of_one_channel == 0;
+  const bool may_be_images = any_op(block.made, {"aten::conv2d", "aten::conv3d", "aten::batch_norm"});
+  return is_exact && may_be_images ? block.requested_bytes / of_one_channel : 0;
+}
+
+}  // namespace
+
+// The first layers of a network that was made for small images, or of one that keeps all pixels up to its end.
+Found find_full_resolution(const ReasonFacts& facts) {
+  constexpr int64_t kManyChannels = 16;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !convolves(facts) || !builds_graph(facts).value_or(true)) return {};
+  const LiveBlock* const images = find_images(facts);
+  if (images == nullptr) return {};
+  const Share results = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && !block.made.module.empty() && count_channels(block, *images) >= kManyChannels;
+  });
+  // Where many layers have all pixels the network is meant to: a U-Net, or one that works on what an encoder made of images. Where each
+  // image takes little, it is the batch.
+  constexpr double kWorthOfOne = 0.15, kWorthOfImage = 0.01;
+  if (results.largest == nullptr || !is_large(facts, results.largest->bytes, kWorthOfOne)) return {};
+  if (!is_large(facts, results.largest->bytes / parse_shape(images->shape)[0], kWorthOfImage)) return {};
+  const bool asks = failed->requested_bytes == results.largest->requested_bytes;
+  const int64_t bytes = results.bytes + (asks ? failed->requested_bytes : 0);
+  if (!is_large(facts, bytes, 0.5)) return {};
+  return Reason{
+      .id = {},
+      .text =
+          fmt::format("layers work at all pixels of the images{}: what has their size takes {}, as the result of '{}' "
+                      "with {} channels ({})",
+                      comma_shape(*images), with_unit(bytes), results.largest->made.module,
+                      count_channels(*results.largest, *images), short_place(results.largest->made)),
+      .bytes = bytes / 4 * 3,
+      .fix = "smaller_images",
+      .how = {"nn.Conv2d(3, channels, 7, stride=2, padding=3)  # the first layer, or a pooling behind it: a "
+              "quarter from there on",
+              "images = F.interpolate(images, scale_factor=0.5)  # or as they are loaded: transforms.Resize(…)"}};
 }
 
 }  // namespace oomdiag

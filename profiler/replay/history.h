@@ -262,6 +262,7 @@ struct OutOfMemory {
   Where requested_gradient_of{};       ///< the forward op whose output's gradient it was
   std::string_view stack{};            ///< calls that led to the line of `where`, one per line of text, innermost first
   bool modules_evaluate = false;       ///< modules ran, all of them in evaluation mode
+  bool asks_for_checkpoints = false;   ///< an attribute of a module that ran says that activations are checkpointed
   std::string_view first_stack{};      ///< calls by which the line of `where` was first reached, or empty
   std::string_view native_stack{};     ///< C++ calls of the OOM, where they were asked for
   std::string_view group{};            ///< the parameter group that an optimizer's step was at, or empty

@@ -41,6 +41,7 @@ void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& oo
     const bool native = (event.flags & kNativeStack) != 0;
     (native ? oom.native_stack : oom.stack) = trace.name(event.detail);
     oom.modules_evaluate |= (event.flags & kModulesEvaluate) != 0;
+    oom.asks_for_checkpoints |= (event.flags & kAsksForCheckpoints) != 0;
   }
   if (oom.where.source.empty()) return;  // what has no line has calls of C++ at most
   if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.first_stack = found->second;
