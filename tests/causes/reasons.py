@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -268,6 +269,33 @@ def judge(pattern, job):
             "lines": job["screen_text"].count("\n"), "named": named}
 
 
+def claim_of(pattern, job, cured):
+    """What the report claims of the fix of its reason, and what the program took that was mended as its thread says; None where that is
+    another fix, or none is known. A bound of which the truth is below is false, and so is "fits" of what ran out of memory."""
+    report = job["report"]
+    reason = (report or {}).get("reason")
+    fix = next((fix for fix in report["fixes"] if fix["id"] == reason["fix"]), None) if reason and reason["id"] == pattern.root else None
+    if fix is None or fix["predicted_peak_bytes"] is None or not re.search(pattern.fix, " ".join([fix["label"], *fix["how"]]), re.I):
+        return None
+    ended, measured = cured["answer"]["ended"], cured["answer"]["max_allocated"]
+    predicted = fix["predicted_peak_bytes"]
+    is_true = measured >= 0.99 * predicted if fix["at_least"] else not fix["fits"] or ended == "ok"
+    return {"name": pattern.function, "fix": fix["id"], "at_least": fix["at_least"], "fits": fix["fits"], "predicted": predicted,
+            "measured": measured, "true": is_true}
+
+
+def print_claims(claims):
+    bounds = [claim for claim in claims if claim["at_least"]]
+    fits = [claim for claim in claims if claim["fits"] and not claim["at_least"]]
+    for claim in claims:
+        if not claim["true"]:
+            print(f"FALSE {claim['name']}: {claim['fix']} {'takes at least' if claim['at_least'] else 'fits with'} "
+                  f"{claim['predicted'] >> 20} MiB, measured {claim['measured'] >> 20}")
+    off = sorted(abs(claim["measured"] / claim["predicted"] - 1) for claim in fits)
+    print(f"claims     {len(bounds)} bounds, of them {sum(claim['true'] for claim in bounds)} true; {len(fits)} that say it fits, of them "
+          f"{sum(claim['true'] for claim in fits)} true, their peaks {100 * statistics.median(off or [0]):.1f} % off in the median")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
@@ -301,6 +329,9 @@ def main():
                   f"{job['answer']['ended'][:200]}; {verdict['lines']} lines")
         if options.v:
             print(job["screen_text"])
+    claims = [claim_of(*of) for of in zip(chosen, jobs, jobs[len(chosen):])]
+    if cured:
+        print_claims([claim for claim in claims if claim])
     for job in jobs[len(chosen):]:
         if job["answer"]["ended"] != "ok":
             failures += 1
