@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
@@ -41,6 +42,7 @@ struct TrainOptions {
   std::string output;
   std::string html;
   bool json = false;
+  bool all = false;
 };
 
 /// The samples program for one variant; what is not asked for is left to it.
@@ -102,17 +104,26 @@ void check_recording(const Diagnosis& diagnosis) {
               "give a folder on another disk: --folder DIR");
 }
 
+/// Where a loop that fits runs out of memory; with --all the first screen of that run, too.
+void print_failing(const FailingBatch& failing, const TrainOptions& options) {
+  const ReportFailure& failure = *main_device_of(failing.report)->failure;
+  write_out(fmt::format("\n  with batch {} it runs out of memory in {}, {}\n", failing.batch, name_of(failure.phase),
+                        place_text(failure, {.unicode = output_capabilities(STDOUT_FILENO).unicode})));
+  if (!options.all) return;
+  std::string next = fmt::format("oomdiag train --model {} --batch {}", options.model, failing.batch);
+  if (!options.device.device.empty()) next += " --device " + options.device.device;
+  if (!options.device.memory.empty()) next += " --memory " + options.device.memory;
+  write_out("\n");
+  print_text(failing.report, stdout, false, next);
+}
+
 /// What is written and printed, and the exit code.
-int finish(const TrainOptions& options, const Diagnosis& diagnosis, const FailingBatch& failing) {
+int finish(const TrainOptions& options, const Diagnosis& diagnosis, const std::optional<FailingBatch>& failing) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
-  options.json ? print_json(report) : print_text(report, stdout);
-  if (failing.batch > 0 && !options.json) {
-    write_out(fmt::format("\n  with batch {} it runs out of memory in {}, {}\n", failing.batch,
-                          name_of(failing.failure.phase),
-                          place_text(failing.failure, {.unicode = output_capabilities(STDOUT_FILENO).unicode})));
-  }
+  options.json ? print_json(report) : print_text(report, stdout, options.all);
+  if (failing && !options.json) print_failing(*failing, options);
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;
   complain(last_lines(diagnosis.folder / "output.txt"));
@@ -161,7 +172,7 @@ int train(TrainOptions options) {
                            .base = choose_base(options.folder),
                            .keeps_output = true};
   if (model.default_batch != 0) request.batch = options.batch != 0 ? options.batch : model.default_batch;
-  FailingBatch failing;
+  std::optional<FailingBatch> failing;
   const Diagnosis diagnosis = [&] {
     const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
     Diagnosis result = diagnose(request, install);
@@ -219,6 +230,8 @@ void add_train(CLI::App& app, Command& chosen) {
   command.add_option("--accumulate", options->accumulate, "micro-batches that a step's batch is taken in; default: 1")
       ->type_name("N")
       ->check(range(1, 1 << 20));
+  command.add_flag("--all", options->all,
+                   "print every table, and of a loop that fits the report of a batch that does not");
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");

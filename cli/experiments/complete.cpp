@@ -69,18 +69,19 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
 
 }  // namespace
 
-FailingBatch find_failing_batch(const Report& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                                const Install& install) {
+std::optional<FailingBatch> find_failing_batch(const Report& fitted,
+                                               const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                               const Install& install) {
   const ReportOfDevice* const device = main_device_of(fitted);
   if (fitted.outcome != "ok" || device == nullptr || !device->batch || device->batch->inferred) return {};
   const int64_t available = device->device.total_bytes - device->memory.non_pytorch_bytes;
   const int64_t batch = largest_batch_by_bytes(*device->batch, available) + 1;
   if (batch <= device->batch->batch) return {};
   try {
-    const std::optional<Report> report = run_for_report(with_batch(batch), install);
+    std::optional<Report> report = run_for_report(with_batch(batch), install);
     const ReportOfDevice* const failed = report ? main_device_of(*report) : nullptr;
     if (failed == nullptr || report->outcome != "out_of_memory" || !failed->failure) return {};
-    return {.batch = batch, .failure = *failed->failure};
+    return FailingBatch{.batch = batch, .report = *std::move(report)};
   } catch (const Interrupted&) {  // what is known without it is still worth showing
     return {};
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "cli/device/device.h"
 #include "cli/launch/diagnosis.h"
@@ -22,15 +23,16 @@ VirtualHost with_ample_memory(VirtualHost host);
 /// the fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 
-/// A batch that was run and does not fit; 0 = none is known.
+/// A batch that was run and does not fit.
 struct FailingBatch {
   int64_t batch = 0;
-  ReportFailure failure{};
+  Report report{};  ///< of that run: its main device has the failure
 };
 
-/// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the GPU has.
-/// `with_batch` makes the request of a batch.
-FailingBatch find_failing_batch(const Report& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                                const Install& install);
+/// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the GPU has; nullopt where none is
+/// known. `with_batch` makes the request of a batch.
+std::optional<FailingBatch> find_failing_batch(const Report& fitted,
+                                               const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                               const Install& install);
 
 }  // namespace oomdiag

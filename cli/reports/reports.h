@@ -96,8 +96,9 @@ Report unpack(std::string_view text);
 void check_writable(const std::filesystem::path& file);
 
 /// Writes the text as people read it, its headline in bold where `stream` is a terminal that may be coloured. Throws
-/// Error(environment) if stdout does not take it. `all`: every table, not the first screen only.
-void print_text(const Report& report, std::FILE* stream, bool all = false);
+/// Error(environment) if stdout does not take it. `all`: every table, not the first screen only. `next`: the command to go on with, where
+/// it is none about the report.
+void print_text(const Report& report, std::FILE* stream, bool all = false, const std::string& next = {});
 
 /// Writes the JSON to stdout. Throws likewise.
 void print_json(const Report& report);

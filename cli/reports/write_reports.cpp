@@ -81,9 +81,10 @@ void check_writable(const fs::path& file) {
               "make it first, or name another file");
 }
 
-void print_text(const Report& report, std::FILE* stream, bool all) {
+void print_text(const Report& report, std::FILE* stream, bool all, const std::string& next) {
   const OutputCapabilities capabilities = output_capabilities(fileno(stream));
-  const std::string text = terminal_text(to_text(report, {.unicode = capabilities.unicode, .all = all}), capabilities);
+  const TextOptions options{.unicode = capabilities.unicode, .all = all, .next = next};
+  const std::string text = terminal_text(to_text(report, options), capabilities);
   if (stream == stdout) return write_out(text);
   std::fwrite(text.data(), 1, text.size(), stream);
 }

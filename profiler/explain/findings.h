@@ -60,8 +60,10 @@ struct Fix {
   std::vector<std::string> how{};      ///< lines to paste: "export PYTORCH_CUDA_ALLOC_CONF=…", or code
   std::string costs{};                 ///< "forward of 24 layers runs twice: 1.3 GiB recomputed", or empty: nothing
   bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
-  int64_t predicted_peak_bytes = 0;
-  bool at_least = false;      ///< no whole step was seen: the peak is a lower bound
+  int64_t predicted_peak_bytes = 0;    ///< of one with frees_bytes: what had been allocated, without these
+  bool at_least = false;               ///< no whole step was seen: the peak is a lower bound
+  /// What it is known to free of what was allocated then. It may free more, and the step may take more later: no peak, and no bound.
+  std::optional<int64_t> frees_bytes{};
   bool saves_little = false;  ///< where that is all that is known: so little that it will hardly be enough
   std::optional<int64_t> measured_peak_bytes{};
   std::optional<bool> fits{};  ///< measured

@@ -173,6 +173,7 @@ void replace_namesake(Fix& fix, std::vector<Fix>& fixes) {
   if (same == fixes.end()) return;
   fix.predicted_peak_bytes = same->predicted_peak_bytes;
   fix.at_least = same->at_least;
+  fix.frees_bytes.reset();
   fix.predicted_fits = same->predicted_fits;
   fixes.erase(same);
 }
@@ -195,13 +196,14 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
           .label = std::string(row->label),
           .costs = std::string(row->cost_text),
           .changes_training = row->changes_training,
-          .predicted_peak_bytes = peak_without(reason, model),
-          .at_least = true};
+          .predicted_peak_bytes = peak_without(reason, model)};
+  if (reason.bytes > 0) fix.frees_bytes = model.peak_bytes - fix.predicted_peak_bytes;
   // What ends growth is judged as that, whatever it is called.
   const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);
   if (stop != fixes.end() && (row->group == "growth" || row->cures_growth)) {
     fix.predicted_peak_bytes = stop->predicted_peak_bytes;
     fix.at_least = stop->at_least;
+    fix.frees_bytes.reset();
     fix.predicted_fits = stop->predicted_fits;
     if (row->cures_growth) fix.label = stop->label;
     fixes.erase(stop);

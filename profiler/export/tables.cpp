@@ -93,8 +93,13 @@ void add_fixes(const ReportOfDevice& device, std::string& text) {
   for (size_t i = 0; i < std::min(device.fixes.size(), kMaxFixes); ++i) {
     const Fix& fix = device.fixes[i];
     const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
-    const char* const how = fix.measured_peak_bytes ? "measured" : fix.at_least ? "at least" : "predicted";
-    text += fmt::format("| {} | {} {} | {} |\n", cell(fix.label), how, with_unit(peak), verdict_on(fix));
+    const bool frees = fix.frees_bytes && !fix.measured_peak_bytes;
+    const char* const how = fix.measured_peak_bytes ? "measured"
+                            : frees                 ? "frees"
+                            : fix.at_least          ? "at least"
+                                                    : "predicted";
+    text += fmt::format("| {} | {} {} | {} |\n", cell(fix.label), how, with_unit(frees ? *fix.frees_bytes : peak),
+                        verdict_on(fix));
   }
 }
 

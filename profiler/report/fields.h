@@ -312,7 +312,11 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"changes_training", "what is learned is not the same any more"}, value.changes_training);
   visit({"saves_little", "where a lower bound is all that is known: more than three quarters of what the step needs"},
         value.saves_little);
-  visit({"predicted_peak_bytes", "computed"}, value.predicted_peak_bytes);
+  visit({"predicted_peak_bytes",
+         "computed; of a fix with `frees_bytes` what had been allocated at the failure, without these"},
+        value.predicted_peak_bytes);
+  visit({"frees_bytes", "of a cure whose peak is not known: what it frees of what had been allocated"},
+        value.frees_bytes);
   visit({"at_least", "the prediction is only a lower bound, as no complete step was seen"}, value.at_least);
   visit({"measured_peak_bytes", "of a run with it"}, value.measured_peak_bytes);
   visit({"fits", "measured; null where it was not run"}, value.fits);

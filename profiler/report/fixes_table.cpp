@@ -30,6 +30,7 @@ size_t label_columns(const std::vector<Fix>& fixes) {
 std::optional<bool> fits(const Fix& fix) { return fix.fits ? fix.fits : fix.predicted_fits; }
 
 std::string predicted_of(const Fix& fix, const Unit& unit, const TextOptions& options) {
+  if (fix.frees_bytes) return (options.unicode ? "− " : "- ") + in_unit(*fix.frees_bytes, unit);
   const std::string_view sign = !fix.at_least ? "" : options.unicode ? "≥ " : ">= ";
   return std::string(sign) + in_unit(fix.predicted_peak_bytes, unit);
 }
@@ -78,11 +79,13 @@ std::string peak_text(const Fix& fix, const TextOptions& options) {
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
   const bool bound = fix.at_least && !fix.measured_peak_bytes;
   const std::optional<bool> known = fits(fix);
+  const bool frees = fix.frees_bytes && !fix.measured_peak_bytes;
   return fmt::format("{}{}, {} ({})",
-                     !bound            ? ""
+                     frees             ? "frees "
+                     : !bound          ? ""
                      : options.unicode ? "≥ "
                                        : ">= ",
-                     with_unit(peak),
+                     with_unit(frees ? *fix.frees_bytes : peak),
                      !known   ? "may fit"
                      : *known ? "fits"
                               : "does not fit",

@@ -210,6 +210,7 @@ void add_limits(std::string& text, const Report& report) {
 
 // What is worth most now: fixes that are measured after an OOM, the details after a run that fits.
 std::string next_command(const Report& report, const TextOptions& options) {
+  if (!options.next.empty()) return fmt::format("\n  next: {}\n", options.next);
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
   const bool failed = report.outcome == "out_of_memory" || report.outcome == "caught";

@@ -3,7 +3,7 @@
 A job is {"name", "module", "function", "arguments", "memory_mib", "environment", "folder"}. Each runs in a forked child, which sets
 up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch records beside it, and its snapshot of the OOM
 (else of the end) lies in the folder. Must be started by `oomdiag run`, which sets the environment. Prints a
-line of JSON per job: how it ended, and what the program returned.
+line with JSON per job: how it ended, and what the program returned.
 """
 import atexit
 import importlib
@@ -17,6 +17,8 @@ import traceback
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+ANSWER = "answer of the nursery: "  # before each line that is not the program's own
 
 
 def record(stacks, file):
@@ -68,8 +70,9 @@ def main():
         with os.fdopen(reader) as pipe:
             answer = pipe.read()
         _, status = os.waitpid(child, 0)
-        died = {"name": job["name"], "ended": f"died: {os.waitstatus_to_exitcode(status)}", "result": None}
-        print(answer or json.dumps(died), flush=True)
+        died = {"name": job["name"], "ended": f"died: {os.waitstatus_to_exitcode(status)}", "result": None,
+                "max_allocated": 0, "max_reserved": 0}
+        print(ANSWER + (answer or json.dumps(died)), flush=True)
 
 
 if __name__ == "__main__":

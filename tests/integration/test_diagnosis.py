@@ -87,6 +87,20 @@ class Train(DiagnosisTest):
         self.assertIsNone(report["failure"])
         self.assertGreater(report["headroom_bytes"], 10 << 30)
 
+    def test_a_loop_that_fits_says_where_it_would_run_out_and_with_all_shows_that_report(self):
+        done = oomdiag("train", "--device", "rtx3060", "--memory", "1GiB", "--model", "deepcnn", "--all", folder=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = re.search(r"with batch (\d+) it runs out of memory in backward, (\w+Backward0 .*)", done.stdout)
+        self.assertIsNotNone(said, done.stdout)
+        failing = done.stdout[said.end():]
+        self.assertIn("oomdiag: out of memory on cuda:0 in backward", failing)
+        self.assertIn(f"  where      {said[2]}\n", failing)
+        again = f"oomdiag train --model deepcnn --batch {said[1]} --device rtx3060 --memory 1GiB"
+        self.assertIn(f"next: {again}\n", failing)
+        done = oomdiag(*again.split()[1:], folder=self.folder)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn(f"  where      {said[2]}\n", done.stdout)
+
     def test_deepcnn_runs_out_in_backward_and_names_node_op_and_module(self):
         for batch in range(6500, 7100, 100):
             done, report = self.train("--model", "deepcnn", "--batch", batch)

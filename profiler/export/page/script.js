@@ -399,7 +399,7 @@ function showFixes(device) {
       return parts;
     } },
     { title: "peak, predicted", number: true, value: fix => fix.predicted_peak_bytes,
-      text: fix => (fix.at_least ? "≥ " : "") + size(fix.predicted_peak_bytes) },
+      text: fix => fix.frees_bytes ? `frees ${size(fix.frees_bytes)}` : (fix.at_least ? "≥ " : "") + size(fix.predicted_peak_bytes) },
     bytesColumn("measured", fix => fix.measured_peak_bytes),
     { title: "fits", value: () => 0, text: verdictOf },
   ];
