@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "profiler/explain/causes.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
