@@ -201,9 +201,10 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   // What ends growth is judged as that, whatever it is called.
   const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);
   if (stop != fixes.end() && (row->group == "growth" || row->cures_growth)) {
-    fix.predicted_peak_bytes = stop->predicted_peak_bytes;
-    fix.at_least = stop->at_least;
-    fix.frees_bytes.reset();
+    if (!stop->at_least) {
+      fix.predicted_peak_bytes = stop->predicted_peak_bytes;
+      fix.frees_bytes.reset();
+    }
     fix.predicted_fits = stop->predicted_fits;
     if (row->cures_growth) fix.label = stop->label;
     fixes.erase(stop);

@@ -89,6 +89,7 @@ TEST_CASE("each fix that is applied to a program has its Python module, and each
     if (!row.module.empty()) named.emplace(row.module);
   }
   for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/fixes/oomdiag_fixes")) {
+    if (file.path().extension() != ".py") continue;
     std::ifstream text(file.path());
     const std::string code(std::istreambuf_iterator<char>(text), {});
     if (code.find("\ndef apply(") != code.npos) there.insert(file.path().stem());
