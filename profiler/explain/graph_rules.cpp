@@ -223,12 +223,6 @@ UnusedGraph find_rest_of_backward(const ReasonFacts& facts) {
   return trained > 0 && gradients >= trained && untrained_to_come > 1 ? rest : UnusedGraph{};
 }
 
-/// "backbone" of "backbone.layers.0.linear1"; nothing of "0.conv".
-std::string_view outermost(std::string_view module) {
-  const std::string_view first = module.substr(0, module.find('.'));
-  return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;
-}
-
 const Growth* retained_graph(const ReasonFacts& facts) {
   const Growth* growth = facts.growths.empty() ? nullptr : &facts.growths.front();
   const bool retained = growth != nullptr && growth->kind == GrowthKind::retained_graph;
@@ -244,7 +238,7 @@ Found find_graph_without_use(const ReasonFacts& facts) {
   if (!is_large(facts, graph.bytes, 0.2)) graph = find_unused_passes(facts, modules);
   if (!is_large(facts, graph.bytes, 0.2)) graph = find_rest_of_backward(facts);
   if (!is_large(facts, graph.bytes, 0.2)) return {};
-  const std::string_view name = outermost(graph.module);
+  const std::string_view name = outermost_module(graph.module);
   const std::string what = name.empty() ? "a model" : std::string(name);
   const std::string line = short_place(graph.made);
   return Reason{.id = {},

@@ -173,9 +173,8 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
     std::vector<std::string> lines;
     for (const std::string_view state : states)
       lines.push_back(fmt::format("{0} = {0}.detach()  # before the next step uses it", state));
-    constexpr int64_t kScalar = 8;
     const auto kept = std::ranges::find(facts.device.referrers, variable, &Referrer::variable);
-    const bool is_tensor = kept != facts.device.referrers.end() && kept->bytes > kScalar;
+    const bool is_tensor = kept != facts.device.referrers.end() && !kept->is_scalar();
     if (lines.empty() && is_tensor) lines.push_back(fmt::format("{0} = {0}.detach()  # at the end of the step", name));
     if (lines.empty())
       lines.push_back(fmt::format("{} += loss.item()  # of a tensor: loss.detach()",
@@ -497,11 +496,11 @@ struct Collected {
   std::vector<std::string> beside{};  ///< names of others that the same loop fills, whose tensors are of `share`, too
 };
 
-/// The container that has most, of so many tensors or more; nothing where growth is known, which says more.
-std::optional<Collected> find_collection(const ReasonFacts& facts, int64_t fewest) {
+/// Tensors by the name of the container that keeps them; nothing where growth is known, which says more.
+std::map<std::string_view, Share> list_containers(const ReasonFacts& facts) {
   if (leading_growth(facts) != nullptr) return {};
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
-  std::map<std::string_view, Share> held;  // by the name of the container
+  std::map<std::string_view, Share> held;
   for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.pending_free || is_of_models(block.category) || block.made.source.empty()) continue;
     const Referrer* referrer = facts.referrers.find(block);
@@ -513,27 +512,39 @@ std::optional<Collected> find_collection(const ReasonFacts& facts, int64_t fewes
     if (!is_list && may_be_data) continue;
     held[container_name(referrer->variable)].add(block);
   }
+  return held;
+}
+
+/// The container that has most, of so many tensors or more.
+std::optional<Collected> find_collection(const ReasonFacts& facts, const std::map<std::string_view, Share>& held,
+                                         int64_t fewest) {
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == held.end() || most->second.count < fewest) return {};
   const auto& [name, share] = *most;
   const std::string_view one = facts.referrers.find(*share.largest)->variable;
-  Collected found{.variable = fold_subscripts(one),
-                  .name = std::string(is_appended_to(one) ? variable_name(one) : name),
-                  .share = share};
+  return Collected{.variable = fold_subscripts(one),
+                   .name = std::string(is_appended_to(one) ? variable_name(one) : name),
+                   .share = share};
+}
+
+/// With those of other containers that the same loop fills. One that was interrupted has filled some once more than the others.
+void add_filled_beside(const std::map<std::string_view, Share>& held, Collected& found) {
+  const int64_t count = found.share.count;
+  const std::string_view name = container_name(found.variable);
   for (const auto& [other, of_other] : held) {
-    // A loop that was interrupted has filled some of its containers once more than the others.
-    if (other == name || std::abs(of_other.count - share.count) > 1) continue;
+    if (other == name || std::abs(of_other.count - count) > 1) continue;
     found.beside.emplace_back(other);
     found.share.bytes += of_other.bytes;
     found.share.count += of_other.count;
   }
-  return found;
 }
 
 /// Those of a container that has at least this part of all.
 Found name_collected(const ReasonFacts& facts, double part) {
   constexpr int64_t kMany = 8;
-  const std::optional<Collected> found = find_collection(facts, kMany);
+  const std::map<std::string_view, Share> held = list_containers(facts);
+  std::optional<Collected> found = find_collection(facts, held, kMany);
+  if (found) add_filled_beside(held, *found);
   if (!found || !is_large(facts, found->share.bytes, part)) return {};
   const auto& [variable, name, share, beside] = *found;
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
@@ -551,7 +562,7 @@ Found name_collected(const ReasonFacts& facts, double part) {
 
 /// Parts in a container, where no step ends between them.
 Found find_joined_collection(const ReasonFacts& facts) {
-  const std::optional<Collected> found = find_collection(facts, 2);
+  const std::optional<Collected> found = find_collection(facts, list_containers(facts), 2);
   const auto part = static_cast<double>(requested_bytes(facts));
   if (!found || !joins(failed_in(facts)) || !is_large(facts, found->share.bytes)) return {};
   if (static_cast<double>(found->share.bytes) < 0.8 * part || 0.8 * static_cast<double>(found->share.bytes) > part)

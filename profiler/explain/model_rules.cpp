@@ -112,6 +112,10 @@ bool copies_weight(const ReasonFacts& facts, const std::set<int64_t>& weights) {
          weights.contains(failed->requested_bytes);
 }
 
+Share sum_models(const ReasonFacts& facts) {
+  return sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
+}
+
 /// Of models that have parameters of the same names.
 struct Twins {
   int64_t models = 0;
@@ -134,7 +138,7 @@ std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
     for (const LiveBlock* block : blocks) parameters += block->bytes;
     twins.parameters.insert(twins.parameters.end(), blocks.begin(), blocks.end());
   }
-  twins.bytes = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); }).bytes;
+  twins.bytes = sum_models(facts).bytes;
   if (twins.models < 2 || !is_large(facts, parameters, 0.15) || !is_large(facts, twins.bytes, 0.5)) return {};
   return twins;
 }
@@ -330,7 +334,7 @@ std::optional<MovedModel> find_moving(const ReasonFacts& facts) {
 
 Found find_moved_model(const ReasonFacts& facts) {
   const std::optional<MovedModel> moved = find_moving(facts);
-  const Share others = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
+  const Share others = sum_models(facts);
   if (!moved || !is_large(facts, others.bytes, 0.2)) return {};
   return Reason{
       .id = {},
@@ -362,13 +366,7 @@ Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
 
 namespace {
 
-/// "encoder" of "encoder.layers.0.weight".
-std::string_view outermost_module(std::string_view name) { return name.substr(0, name.find('.')); }
-
-/// Whether other models are likely to have a module of this name, too: those of nn.Sequential are numbered.
-bool is_numbered(std::string_view module) { return module.find_first_not_of("0123456789") == module.npos; }
-
-/// The outermost modules that made tensors in the step that failed or in the one before.
+/// The outermost modules that made tensors in the step that failed or in the one before; of numbered ones the empty name.
 std::set<std::string_view> list_called_modules(const ReasonFacts& facts) {
   std::set<std::string_view> modules;
   const auto add = [&](const StepAllocations& step) {
@@ -392,7 +390,7 @@ Share find_uncalled_weights(const ReasonFacts& facts, Phase failed) {
   if (!has_pass || called.empty()) return {};
   return sum_blocks(facts, [&](const LiveBlock& block) {
     const std::string_view module = outermost_module(block.name);
-    return is_weight(block) && !is_numbered(module) && !called.contains(module);
+    return is_weight(block) && !module.empty() && !called.contains(module);
   });
 }
 
@@ -417,7 +415,7 @@ std::string name_share_of_model(const Share& share) {
 }  // namespace
 
 Found find_deleted_model(const ReasonFacts& facts) {
-  constexpr int64_t kSeveralNodes = 8, kScalar = 8;
+  constexpr int64_t kSeveralNodes = 8;
   constexpr size_t kMostNames = 3;
   if (failure(facts) == nullptr || !facts.device.looked_for_referrers) return {};
   const Share left = find_deleted_weights(facts);
@@ -426,7 +424,7 @@ Found find_deleted_model(const ReasonFacts& facts) {
   std::vector<std::string> how;
   std::set<std::string_view> holders;
   for (const Referrer& one : facts.device.referrers) {
-    if (one.nodes < kSeveralNodes || one.bytes <= kScalar || holders.size() == kMostNames) continue;
+    if (one.nodes < kSeveralNodes || one.is_scalar() || holders.size() == kMostNames) continue;
     if (holders.insert(one.variable).second)
       how.push_back(fmt::format("{0} = {0}.detach()  # or made under torch.no_grad()", variable_name(one.variable)));
   }

@@ -558,7 +558,7 @@ Found find_indexed_pairs(const ReasonFacts& facts) {
   if (failed == nullptr || failed->where.op != "aten::index") return {};
   const auto is_table = [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
-    if (block.pending_free || shape.size() != 2 || shape[0] < kMany) return false;
+    if (block.pending_free || shape.size() != 2 || shape[0] < kMany || shape[1] <= 0) return false;
     // As many bytes for each row and each of as many indices as the table has of each element.
     return std::abs(failed->requested_bytes - block.requested_bytes / shape[1] * shape[0]) < kMinBlockBytes;
   };

@@ -166,15 +166,20 @@ auto rank_of(const Fix& fix) {
 
 namespace {
 
+/// What was predicted of `other`, which `fix` replaces.
+void take_prediction(const Fix& other, Fix& fix) {
+  fix.predicted_peak_bytes = other.predicted_peak_bytes;
+  fix.at_least = other.at_least;
+  fix.frees_bytes.reset();
+  fix.predicted_fits = other.predicted_fits;
+}
+
 /// What was predicted of the same change under another id, which it replaces.
 void replace_namesake(Fix& fix, std::vector<Fix>& fixes) {
   const auto same = std::ranges::find_if(
       fixes, [&](const Fix& one) { return one.label == fix.label && one.predicted_fits.value_or(true); });
   if (same == fixes.end()) return;
-  fix.predicted_peak_bytes = same->predicted_peak_bytes;
-  fix.at_least = same->at_least;
-  fix.frees_bytes.reset();
-  fix.predicted_fits = same->predicted_fits;
+  take_prediction(*same, fix);
   fixes.erase(same);
 }
 
@@ -196,15 +201,13 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
           .label = std::string(row->label),
           .costs = std::string(row->cost_text),
           .changes_training = row->changes_training,
-          .predicted_peak_bytes = peak_without(reason, model)};
+          .predicted_peak_bytes = peak_without(reason, model),
+          .at_least = reason.bytes == 0};
   if (reason.bytes > 0) fix.frees_bytes = model.peak_bytes - fix.predicted_peak_bytes;
   // What ends growth is judged as that, whatever it is called.
   const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);
   if (stop != fixes.end() && (row->group == "growth" || row->cures_growth)) {
-    if (!stop->at_least) {
-      fix.predicted_peak_bytes = stop->predicted_peak_bytes;
-      fix.frees_bytes.reset();
-    }
+    if (!stop->at_least) take_prediction(*stop, fix);
     fix.predicted_fits = stop->predicted_fits;
     if (row->cures_growth) fix.label = stop->label;
     fixes.erase(stop);

@@ -94,6 +94,11 @@ std::string_view module_of(const Referrer* referrer) {
   return is_of_module && end != name.npos ? name.substr(0, end) : std::string_view();
 }
 
+std::string_view outermost_module(std::string_view module) {
+  const std::string_view first = module.substr(0, module.find('.'));
+  return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;
+}
+
 std::string_view variable_name(std::string_view variable) {
   const size_t begin = variable.find('\'') + 1, end = variable.find('\'', begin);
   return begin == 0 || end == variable.npos ? std::string_view() : variable.substr(begin, end - begin);

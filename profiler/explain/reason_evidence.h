@@ -87,6 +87,9 @@ std::string_view container_name(std::string_view variable);
 /// to, whether the module was ever called or not. Empty where the referrer is none of a module.
 std::string_view module_of(const Referrer* referrer);
 
+/// "backbone" of "backbone.layers.0.linear1"; empty of "0.conv": other models have modules with numbers, too.
+std::string_view outermost_module(std::string_view module);
+
 /// Whether Python's garbage collector freed these, and not a list that ended: the collector frees the oldest first, a list its last
 /// item. Of models in a list the parameters of each go in their order, so all pairs count.
 bool is_garbage(std::vector<const LiveBlock*> let_go);

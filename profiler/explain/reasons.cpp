@@ -14,6 +14,7 @@
 #include "profiler/explain/causes.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
@@ -262,9 +263,8 @@ Found keeps_graph_that_nothing_uses(const ReasonFacts& f) {
 
 /// Whether this variable is a tensor that each pass makes of that of the one before: a state, and no list or sum of losses.
 bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
-  constexpr int64_t kScalar = 8;
   const auto found = std::ranges::find(f.device.referrers, variable, &Referrer::variable);
-  return found != f.device.referrers.end() && found->bytes > kScalar && !is_container(fold_subscripts(variable));
+  return found != f.device.referrers.end() && !found->is_scalar() && !is_container(fold_subscripts(variable));
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {
@@ -339,7 +339,7 @@ bool is_of_attention(const Where& where) {
 
 /// Of what each step makes larger: results that nobody reads before the end, or a memory that the next step works on.
 std::vector<std::string> lines_for_buffer(const std::string& variable) {
-  std::vector<std::string> lines{"results.append(output.cpu())  # and torch.cat(results) after the loop"};
+  std::vector<std::string> lines{std::string(find_fix("results_to_host")->lines)};
   const std::string name = as_written(variable_name(variable));
   if (!name.empty())
     lines.push_back(fmt::format("{0} = {0}[-limit:]  # if later steps read it: only the last ones", name));

@@ -395,10 +395,25 @@ Found find_large_batch(const ReasonFacts& facts) {
 
 namespace {
 
-/// [batch, channels, height, width] of large images.
+/// [batch, channels, height, width], or with a depth before the height: images or volumes, and no result of a layer.
+bool is_of_images(const std::vector<int64_t>& shape) {
+  constexpr int64_t kMostChannels = 4;
+  const bool has_values = std::ranges::all_of(shape, [](int64_t size) { return size > 0; });
+  return (shape.size() == 4 || shape.size() == 5) && has_values && shape[1] <= kMostChannels;
+}
+
 bool is_of_large_images(const std::vector<int64_t>& shape) {
-  constexpr int64_t kMostChannels = 4, kManyPixels = 1'000'000;
-  return shape.size() == 4 && shape[1] <= kMostChannels && shape[2] * shape[3] >= kManyPixels;
+  constexpr int64_t kManyPixels = 1'000'000;
+  return shape.size() == 4 && is_of_images(shape) && shape[2] * shape[3] >= kManyPixels;
+}
+
+/// The largest images that the step works on, if their shape is such a one.
+const LiveBlock* find_images(const ReasonFacts& facts, bool (*is_such)(const std::vector<int64_t>& shape)) {
+  return sum_blocks(facts,
+                    [&](const LiveBlock& block) {
+                      return is_data(block) && block.made.module.empty() && is_such(parse_shape(block.shape));
+                    })
+      .largest;
 }
 
 }  // namespace
@@ -407,19 +422,17 @@ Found find_large_images(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || !convolves(facts)) return {};
   if (!builds_graph(facts).value_or(false)) return {};  // parts of them will do
-  const Share images = sum_blocks(facts, [](const LiveBlock& block) {
-    return is_data(block) && block.made.module.empty() && is_of_large_images(parse_shape(block.shape));
-  });
+  const LiveBlock* const images = find_images(facts, is_of_large_images);
   const Share work =
       sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.made.module.empty(); });
   const int64_t bytes = work.bytes + failed->requested_bytes;
-  if (images.largest == nullptr || !is_large(facts, bytes, 0.5)) return {};
-  const std::vector<int64_t> shape = parse_shape(images.largest->shape);
-  const Referrer* const referrer = facts.referrers.find(*images.largest);
+  if (images == nullptr || !is_large(facts, bytes, 0.5)) return {};
+  const std::vector<int64_t> shape = parse_shape(images->shape);
+  const Referrer* const referrer = facts.referrers.find(*images);
   return Reason{
       .id = {},
       .text = fmt::format("images of {} × {} pixels go through the model as they are{}{}: {} at layer '{}' ({})",
-                          shape[2], shape[3], comma_shape(*images.largest),
+                          shape[2], shape[3], comma_shape(*images),
                           referrer == nullptr ? "" : fmt::format(" in {}", referrer->variable), with_unit(bytes),
                           failed->where.module, short_place(failed->where)),
       .bytes = bytes / 4 * 3,
@@ -427,21 +440,6 @@ Found find_large_images(const ReasonFacts& facts) {
 }
 
 namespace {
-
-/// [batch, channels, height, width] or with a depth before: a layer's result of images, and not a matrix or a sequence.
-bool is_of_positions(const std::vector<int64_t>& shape) { return shape.size() == 4 || shape.size() == 5; }
-
-/// The images or volumes that the step works on.
-const LiveBlock* find_images(const ReasonFacts& facts) {
-  constexpr int64_t kMostChannels = 4;
-  return sum_blocks(facts,
-                    [](const LiveBlock& block) {
-                      const std::vector<int64_t> shape = parse_shape(block.shape);
-                      return is_data(block) && block.made.module.empty() && is_of_positions(shape) &&
-                             shape[1] <= kMostChannels;
-                    })
-      .largest;
-}
 
 /// How many channels a layer's result has at each pixel of the images; 0 where it has none, or fewer pixels. Its shape is known of what a
 /// node has saved, and of others by their size.
@@ -465,7 +463,7 @@ Found find_full_resolution(const ReasonFacts& facts) {
   constexpr int64_t kManyChannels = 16;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !convolves(facts) || !builds_graph(facts).value_or(true)) return {};
-  const LiveBlock* const images = find_images(facts);
+  const LiveBlock* const images = find_images(facts, is_of_images);
   if (images == nullptr) return {};
   const Share results = sum_blocks(facts, [&](const LiveBlock& block) {
     return is_data(block) && !block.made.module.empty() && count_channels(block, *images) >= kManyChannels;

@@ -173,6 +173,9 @@ struct Referrer {
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }
 
+  /// One number, as a loss.
+  bool is_scalar() const { return bytes <= 8; }
+
   bool operator==(const Referrer&) const = default;
 };
 

@@ -29,10 +29,14 @@ size_t label_columns(const std::vector<Fix>& fixes) {
 /// Measured where it was run.
 std::optional<bool> fits(const Fix& fix) { return fix.fits ? fix.fits : fix.predicted_fits; }
 
+/// Before a peak that is a lower bound.
+std::string_view sign_of(const Fix& fix, const TextOptions& options) {
+  return !fix.at_least ? "" : options.unicode ? "≥ " : ">= ";
+}
+
 std::string predicted_of(const Fix& fix, const Unit& unit, const TextOptions& options) {
   if (fix.frees_bytes) return (options.unicode ? "− " : "- ") + in_unit(*fix.frees_bytes, unit);
-  const std::string_view sign = !fix.at_least ? "" : options.unicode ? "≥ " : ">= ";
-  return std::string(sign) + in_unit(fix.predicted_peak_bytes, unit);
+  return std::string(sign_of(fix, options)) + in_unit(fix.predicted_peak_bytes, unit);
 }
 
 std::string right(const std::string& text, size_t columns) {
@@ -74,22 +78,13 @@ std::string outlook_on(const Fix& fix) {
   return std::string(verdict_on(fix));
 }
 
-/// "11.39 GiB, fits (measured)"
+/// "11.39 GiB, fits (measured)", "frees 691.02 MiB, may fit (predicted)"
 std::string peak_text(const Fix& fix, const TextOptions& options) {
-  const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
-  const bool bound = fix.at_least && !fix.measured_peak_bytes;
   const std::optional<bool> known = fits(fix);
-  const bool frees = fix.frees_bytes && !fix.measured_peak_bytes;
-  return fmt::format("{}{}, {} ({})",
-                     frees             ? "frees "
-                     : !bound          ? ""
-                     : options.unicode ? "≥ "
-                                       : ">= ",
-                     with_unit(frees ? *fix.frees_bytes : peak),
-                     !known   ? "may fit"
-                     : *known ? "fits"
-                              : "does not fit",
-                     fix.measured_peak_bytes ? "measured" : "predicted");
+  const std::string_view verdict = !known ? "may fit" : *known ? "fits" : "does not fit";
+  if (fix.measured_peak_bytes) return fmt::format("{}, {} (measured)", with_unit(*fix.measured_peak_bytes), verdict);
+  if (fix.frees_bytes) return fmt::format("frees {}, {} (predicted)", with_unit(*fix.frees_bytes), verdict);
+  return fmt::format("{}{}, {} (predicted)", sign_of(fix, options), with_unit(fix.predicted_peak_bytes), verdict);
 }
 
 // Whoever reads this at night wants to know how many of them to try.

@@ -1886,4 +1886,42 @@ TEST_CASE("a model that was moved as another one was is no copy of it", "[explai
   CHECK(find_reason({.device = device, .growths = {}})->fix == "drop_models");
 }
 
+TEST_CASE("shapes without elements are no images and no tables", "[explain][reasons]") {
+  DeviceHistory device = at_oom({parameter("0.weight", true)});
+  for (const char* shape : {"[8, 0, 64, 64] float32", "[0, 3, 64, 64] float32", "[2048, 0] float32"}) {
+    device.state.blocks.push_back(
+        {.bytes = 300_MiB, .requested_bytes = 300_MiB, .category = Category::input, .shape = shape});
+  }
+  device.state.blocks.front().shape = "[64, 3, 3, 3] float32";
+  CHECK(reason_of(device) != "large_images");
+  device.failure->where.op = "aten::index";
+  CHECK(reason_of(device) != "indexed_pairs");
+}
+
+TEST_CASE("what is joined is counted of its own container, and not of others that are as long", "[explain][reasons]") {
+  DeviceHistory device = at_oom({});
+  for (const char* line : {"eval.py:4", "eval.py:5"}) {
+    for (int i = 0; i < 3; ++i) {
+      device.state.blocks.push_back({.bytes = 50_MiB,
+                                     .requested_bytes = 50_MiB,
+                                     .category = Category::output,
+                                     .step = 5,
+                                     .made = {.op = "aten::mul", .source = line}});
+      device.state.allocated_bytes += 50_MiB;
+    }
+  }
+  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:1)",
+                       .made = {.op = "aten::mul", .source = "eval.py:4"},
+                       .storage_bytes = 50_MiB},
+                      {.variable = "list 'masks' in predict (eval.py:1)",
+                       .made = {.op = "aten::mul", .source = "eval.py:5"},
+                       .storage_bytes = 50_MiB}};
+  device.failure->where = {.op = "aten::cat", .source = "eval.py:9"};
+  device.failure->requested_bytes = 150_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "joined_results");
+  CHECK(reason->text.find("joins the 3 tensors of ") != std::string::npos);
+}
+
 }  // namespace oomdiag
