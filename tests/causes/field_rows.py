@@ -1,5 +1,5 @@
 """What is wrong with the programs of fields/, and what cured it in the thread: expected_in_words.md has the sentences, which were written
-before the first run by people who had not read the rules. Those that were held back are of the two last groups: no rule was written
+before the first run by people who had not read the rules. Those that were held back are of the last groups: no rule was written
 between their writing and their first run.
 """
 

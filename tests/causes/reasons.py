@@ -269,12 +269,12 @@ def judge(pattern, job):
 
 
 def claim_of(pattern, job, cured):
-    """What the report claims of the fix of its reason, and what the program took that was mended as its thread says; None where that is
-    another fix, or none is known. A bound of which the truth is below is false, and so is "fits" of what ran out of memory."""
+    """What the report claims of the fix of its reason, and the measured peak of the fixed program; None where that has
+    another fix, or none is known. A lower bound above the measured peak is false, and so is "fits" of what ran out of memory."""
     report = job["report"]
     reason = (report or {}).get("reason")
     fix = next((fix for fix in report["fixes"] if fix["id"] == reason["fix"]), None) if reason and reason["id"] == pattern.root else None
-    if fix is None or fix["predicted_peak_bytes"] is None or not re.search(pattern.fix, " ".join([fix["label"], *fix["how"]]), re.I):
+    if fix is None or not re.search(pattern.fix, " ".join([fix["label"], *fix["how"]]), re.I):
         return None
     ended, measured = cured["answer"]["ended"], cured["answer"]["max_allocated"]
     predicted = fix["predicted_peak_bytes"]
