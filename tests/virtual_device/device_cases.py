@@ -198,16 +198,6 @@ def lstm_with_dropout_and_ctc_train():
     nn.functional.ctc_loss(scores, labels, lengths, torch.full((8,), 10, dtype=torch.int32, device="cuda")).backward()
 
 
-@case()
-def cudnn_benchmark_runs():
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
-    layer(torch.randn(32, 64, 56, 56, device="cuda")).sum().backward()
-    torch.backends.cudnn.benchmark = False
-
-
 @case(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
 def expandable_segments_grow_and_give_back():
     import torch

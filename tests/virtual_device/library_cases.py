@@ -340,6 +340,23 @@ def convolutions_of_the_old_interface_take_the_workspace_of_the_new():
 
 
 @case()
+def cudnn_benchmark_runs_and_is_noted():
+    import torch
+
+    notes = noted()
+    benchmark = lambda: [name for _, name in notes if "cudnn.benchmark" in name]
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+    images = torch.randn(32, 64, 56, 56, device="cuda")
+    for _ in range(3):
+        layer(images).sum().backward()
+    expect(not benchmark(), f"plans are compared without it: {notes}")
+    torch.backends.cudnn.benchmark = True
+    layer(images[1:]).sum().backward()
+    torch.backends.cudnn.benchmark = False
+    expect(benchmark(), f"it is not noted: {notes}")
+
+
+@case()
 def who_opens_cudnn_by_its_name_reaches_the_device():
     import torch
 

@@ -62,6 +62,15 @@ std::optional<ConvolutionProduct> Descriptors::product(cudnnBackendDescriptor_t 
   return entry == entries_.end() ? std::nullopt : product_of(entry->second);
 }
 
+bool Descriptors::is_comparison(cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t tensors) {
+  std::lock_guard guard(lock_);
+  const auto entry = entries_.find(tensors);
+  if (entry == entries_.end()) return false;
+  cudnnBackendDescriptor_t& first = entry->second.first_plan;
+  if (!first) first = plan;
+  return first != plan;
+}
+
 void Descriptors::set_in_tensor(Entry& tensor, cudnnBackendAttributeName_t attribute, int64_t count,
                                 const void* elements) {
   switch (static_cast<int>(attribute)) {

@@ -30,6 +30,8 @@ class Descriptors {
   Amount amount(cudnnBackendDescriptor_t descriptor) const;
   /// Of what computes one convolution without groups, or one of its gradients, and nothing else.
   std::optional<ConvolutionProduct> product(cudnnBackendDescriptor_t descriptor) const;
+  /// Whether another plan than `plan` has run on these tensors before: somebody compares plans by their time.
+  bool is_comparison(cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t tensors);
 
  private:
   struct Entry {
@@ -40,6 +42,7 @@ class Descriptors {
     Tensor image{};             ///< of a convolution: its input, or the gradient of that
     Amount amount{};            ///< of the parts that were set so far
     std::optional<ConvolutionProduct> product{};
+    cudnnBackendDescriptor_t first_plan = nullptr;  ///< of a pack of tensors: the plan that ran on it first
   };
 
   static void set_in_tensor(Entry& tensor, cudnnBackendAttributeName_t attribute, int64_t count, const void* elements);
