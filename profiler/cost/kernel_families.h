@@ -54,6 +54,8 @@ OOMDIAG_FAMILY(softmax_backward, longest)
 OOMDIAG_FAMILY(reduction, sum)
 OOMDIAG_FAMILY(pooling, longest)
 OOMDIAG_FAMILY(pooling_backward, longest)
+OOMDIAG_FAMILY(interpolation, sum)
+OOMDIAG_FAMILY(interpolation_backward, longest)
 OOMDIAG_FAMILY(indexing, longest)
 OOMDIAG_FAMILY(indexing_backward, longest)
 OOMDIAG_FAMILY(scattering, longest)  // adds or writes where an index says

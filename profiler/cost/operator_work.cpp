@@ -26,7 +26,8 @@ constexpr NamedKind kKinds[] = {
     {"_norm", WorkKind::normalization},
     {"softmax", WorkKind::softmax},
     {"pool", WorkKind::pooling},
-    {"upsample", WorkKind::pooling},
+    {"upsample_nearest", WorkKind::pooling},
+    {"upsample", WorkKind::interpolation},
     {"embedding", WorkKind::indexing},
     {"index", WorkKind::indexing},
     {"gather", WorkKind::indexing},
@@ -144,20 +145,6 @@ bool is_in_training(const MeteredOperator& metered) {
   return flag == metered.inputs.end() || flag->values[0] != 0;
 }
 
-/// [N, C, ...], of which C are the channels. Inference has one kernel over all elements.
-std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
-  const std::string_view name = metered.name;
-  const bool is_cudnn = name.starts_with("aten::cudnn_batch_norm");
-  if (!is_cudnn && !name.starts_with("aten::native_batch_norm")) return std::nullopt;
-  if (!is_in_training(metered)) return std::nullopt;
-  const auto input =
-      std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
-  if (input == metered.inputs.end() || !input->is_tensor() || input->values[1] == 0) return std::nullopt;
-  int64_t elements = 1;
-  for (const int64_t size : input->values) elements *= size;
-  return ChannelBlocks{.channels = input->values[1], .elements = elements / input->values[1], .of_cudnn = is_cudnn};
-}
-
 std::vector<const WorkValue*> inputs_and_outputs(const MeteredOperator& metered) {
   std::vector<const WorkValue*> all;
   for (const auto* values : {&metered.inputs, &metered.outputs}) {
@@ -171,6 +158,34 @@ int64_t elements_of(const WorkValue& value) {
   int64_t elements = 1;
   for (const int64_t size : value.values) elements *= size;
   return elements;
+}
+
+/// [N, C, ...], of which C are the channels. Inference has one kernel over all elements.
+std::optional<SerialBlocks> channels_of(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  const bool is_cudnn = name.starts_with("aten::cudnn_batch_norm");
+  if (!is_cudnn && !name.starts_with("aten::native_batch_norm")) return std::nullopt;
+  if (!is_in_training(metered)) return std::nullopt;
+  const auto input =
+      std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
+  if (input == metered.inputs.end() || !input->is_tensor() || input->values[1] == 0) return std::nullopt;
+  const int64_t channels = input->values[1];
+  return SerialBlocks{.blocks = channels, .elements = elements_of(*input) / channels, .of_cudnn = is_cudnn};
+}
+
+/// Of the output [N, C, ...], by ATen/native/cuda/UpSampleBilinear2d.cu and its like.
+std::optional<SerialBlocks> places_of(const MeteredOperator& metered) {
+  constexpr int64_t kThreadsOfBlock = 1024;
+  if (metered.outputs.empty() || metered.outputs[0].values.size() < 3) return std::nullopt;
+  const std::vector<int64_t>& shape = metered.outputs[0].values;
+  const int64_t turns = shape[0] * shape[1];
+  if (turns == 0) return std::nullopt;
+  return SerialBlocks{.blocks = divide_up(elements_of(metered.outputs[0]) / turns, kThreadsOfBlock), .elements = turns};
+}
+
+std::optional<SerialBlocks> serial_blocks_of(const MeteredOperator& metered, const OperatorWork& work) {
+  if (work.kind != WorkKind::interpolation) return channels_of(metered);
+  return work.is_backward ? std::nullopt : places_of(metered);
 }
 
 int64_t most_elements(const MeteredOperator& metered) {
@@ -306,6 +321,7 @@ std::string_view name_of(WorkKind kind) {
                                          "softmax",
                                          "reduction",
                                          "pooling",
+                                         "interpolation",
                                          "indexing",
                                          "copy",
                                          "optimizer",
@@ -329,7 +345,7 @@ OperatorWork work_of(const MeteredOperator& metered) {
   work.is_backward = work.kind != WorkKind::elementwise && metered.name.find("_backward") != metered.name.npos;
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
-  work.channel_blocks = channel_blocks_of(metered);
+  work.serial_blocks = serial_blocks_of(metered, work);
   if (!metered.inputs.empty()) work.tensors = std::max<int64_t>(1, metered.inputs[0].count);
   work.launches = launches_of(work);
   work.order = order_of(metered);

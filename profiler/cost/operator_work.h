@@ -30,18 +30,19 @@ enum class WorkKind {
   softmax,
   reduction,
   pooling,
+  interpolation,  ///< but of nearest neighbours, whose kernel is as parallel as a pooling's
   indexing,
   copy,
   optimizer,
   other
 };
-inline constexpr size_t kWorkKinds = 16;
 std::string_view name_of(WorkKind kind);
 
-/// Kernels of batch normalization in training: each thread block works on one channel, whatever the number of channels.
-struct ChannelBlocks {
-  int64_t channels = 0, elements = 0;  ///< of a channel
-  bool of_cudnn = false;               ///< or PyTorch's own
+/// Kernels whose thread blocks take their elements one after the other, however many blocks there are: batch normalization in training has
+/// a block for each channel, interpolation a thread for each place of the output, which takes all images and channels.
+struct SerialBlocks {
+  int64_t blocks = 0, elements = 0;  ///< of a block
+  bool of_cudnn = false;             ///< or PyTorch's own
 };
 
 /// How a kernel comes to its elements. Kernels that work on one element after the other where the shapes or the dtypes of their tensors
@@ -56,7 +57,7 @@ struct OperatorWork {
   std::vector<MatrixProduct> products{};
   int64_t memory_bytes = 0;  ///< each input is read once, each output written once
   int64_t bus_bytes = 0;     ///< between host and GPU
-  std::optional<ChannelBlocks> channel_blocks{};
+  std::optional<SerialBlocks> serial_blocks{};
   int64_t turns = 0;  ///< rows that it normalizes or adds up, or elements that it takes one by one
   ElementOrder order = ElementOrder::plain;
   int64_t alignment = 8;  ///< of products: the largest power of two up to 8 that divides all rows in memory
@@ -70,6 +71,9 @@ struct OperatorWork {
 
   int64_t flops() const;
 };
+
+/// Rounded up.
+constexpr int64_t divide_up(int64_t amount, int64_t by) { return (amount + by - 1) / by; }
 
 /// The work of one call.
 OperatorWork work_of(const MeteredOperator& metered);

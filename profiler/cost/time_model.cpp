@@ -25,8 +25,6 @@ constexpr int64_t kMostSplits = 16;
 
 bool is_hopper(const DeviceRates& rates) { return rates.capability_major == 9; }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /// FLOPs that the multiprocessors could have done in the time in which they do this product, in `splits` parts of its inner dimension.
 double flops_in_parts(const MatrixProduct& product, const Tile& tile, int64_t multiprocessors, int64_t splits) {
   const int64_t tiles = product.batch * divide_up(product.m, tile.m) * divide_up(product.n, tile.n);
@@ -82,10 +80,10 @@ double counted_flops(const OperatorWork& work, const DeviceRates& rates) {
 
 /// A thread block takes the elements of its channel one after the other, at a speed that depends on latency and not on the bandwidth of the
 /// GPU: with few channels most of the GPU is idle.
-double elements_in_turn(const ChannelBlocks& blocks, int64_t multiprocessors) {
+double elements_in_turn(const SerialBlocks& blocks, int64_t multiprocessors) {
   constexpr int64_t kBlocksOfMultiprocessor = 2;  // of up to 1024 threads
   const int64_t at_once = kBlocksOfMultiprocessor * std::max<int64_t>(multiprocessors, 1);
-  return static_cast<double>(divide_up(blocks.channels, at_once) * blocks.elements);
+  return static_cast<double>(divide_up(blocks.blocks, at_once) * blocks.elements);
 }
 
 bool is_half(const OperatorWork& work) {
@@ -140,9 +138,9 @@ KernelFamily attention_family(const OperatorWork& work, bool on_hopper) {
 KernelFamily normalization_family(const OperatorWork& work) {
   using enum KernelFamily;
   constexpr int64_t kTall = 65536;  // rows, ATen/native/cuda/layer_norm_kernel.cu
-  if (work.channel_blocks && work.channel_blocks->of_cudnn)
+  if (work.serial_blocks && work.serial_blocks->of_cudnn)
     return backward_if(work, cudnn_batch_norm, cudnn_batch_norm_backward);
-  if (work.channel_blocks) return backward_if(work, batch_norm, batch_norm_backward);
+  if (work.serial_blocks) return backward_if(work, batch_norm, batch_norm_backward);
   if (!work.is_layer_norm) return backward_if(work, normalization, normalization_backward);
   return backward_if(work, layer_norm, work.turns > kTall ? tall_layer_norm_backward : layer_norm_backward);
 }
@@ -190,6 +188,8 @@ KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
       return reduction;
     case WorkKind::pooling:
       return backward_if(work, pooling, pooling_backward);
+    case WorkKind::interpolation:
+      return backward_if(work, interpolation, interpolation_backward);
     case WorkKind::indexing:
       return work.scatters ? scattering : backward_if(work, indexing, indexing_backward);
     case WorkKind::copy:
@@ -216,8 +216,8 @@ std::optional<PeakTime> peak_time(const OperatorWork& work, const DeviceRates& r
   }
   if (rates.memory_bytes == 0) return std::nullopt;
   time.memory_ns = nanoseconds(static_cast<double>(work.memory_bytes), rates.memory_bytes);
-  time.turns_ns = work.channel_blocks ? elements_in_turn(*work.channel_blocks, rates.multiprocessors)
-                                      : static_cast<double>(work.turns) / std::max(rates.multiprocessors, 1);
+  time.turns_ns = work.serial_blocks ? elements_in_turn(*work.serial_blocks, rates.multiprocessors)
+                                     : static_cast<double>(work.turns) / std::max(rates.multiprocessors, 1);
   return time;
 }
 

@@ -3,11 +3,12 @@
 Runs, on a virtual device, the programs behind published step times: each line of WANTED.json (a list of [suite, name, batch, size])
 in a child of its own, whose process id it prints beside it. Kernels compute nothing there, so that each takes a second.
 
-Needs timm for the suites timm-train and timm-infer (benchmark.py of timm with --amp: float16 autocast, SGD with momentum, cross-entropy).
+Needs timm for the suites timm-train and timm-infer-… (benchmark.py of timm with --amp: float16 autocast, SGD with momentum, cross-entropy).
 The suites h100 and h200 are trainings of tests/truth/measured_rows.py, name "program:plan".
 The suite liger is what Liger-Kernel's benchmarks compare its kernels with: plain PyTorch in bfloat16; its batch is the varied size.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -35,12 +36,16 @@ def train_timm(name, batch, size):
         optimizer.step()
 
 
-def infer_timm(name, batch, size):
+def infer_timm(name, batch, size, fast_norm=False, reparam=False):
     import timm
+    import timm.layers
+    import timm.utils
     import torch
 
+    timm.layers.set_fast_norm(fast_norm)
     with torch.device("cuda"):
-        model = timm.create_model(name).eval()
+        model = timm.create_model(name)
+    model = (timm.utils.reparameterize_model(model) if reparam else model).eval()
     images = torch.randn(batch, 3, size, size, device="cuda")
     marker = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device="cuda"))], lr=1)  # its steps are those of the meter
     for _ in range(STEPS):
@@ -104,7 +109,12 @@ def train_measured(name, *_):
         step()
 
 
-SUITES = {"h100": train_measured, "h200": train_measured, "timm-train": train_timm, "timm-infer": infer_timm, "liger": run_liger}
+# Which options of benchmark.py a table of inference was made with is not published: with others, models that an option changes take half or
+# twice the time.
+SUITES = {"h100": train_measured, "h200": train_measured, "timm-train": train_timm, "liger": run_liger,
+          "timm-infer-fast-norm": functools.partial(infer_timm, fast_norm=True),
+          "timm-infer-reparam": functools.partial(infer_timm, reparam=True),
+          "timm-infer-fast-norm-reparam": functools.partial(infer_timm, fast_norm=True, reparam=True)}
 
 
 def run(suite, name, batch, size):

@@ -17,6 +17,7 @@ import traceback
 import types
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
@@ -24,6 +25,8 @@ REPETITIONS = 5  # the first may differ, as gradients do not exist yet; the publ
 MIB = 1 << 20
 IGNORED = -100  # a target that is no token
 LONGEST = 900  # seconds for an operator's rows
+
+torch._dynamo.mark_dynamic = torch._dynamo.maybe_mark_dynamic  # the losses mark sizes that they fix, which only torch of their time let pass
 
 
 def liger(module, name):
@@ -482,10 +485,9 @@ def distilled(ligers_name, soft_loss, with_biases):
 
         def plain():
             (student, teacher), x = heads[0], inputs[1]
-            outputs = x @ student.weight.t()
+            logits = (x @ student.weight.t()).float()
             with torch.no_grad():
-                wanted = known @ teacher.weight.t()
-            logits, wanted_logits = outputs.float(), wanted.float()
+                wanted_logits = (known @ teacher.weight.t()).float()
             hard = nn.CrossEntropyLoss()(logits, target)
             logits /= 1.0
             wanted_logits /= 1.0

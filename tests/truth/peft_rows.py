@@ -6,10 +6,7 @@ Prints a line of JSON per row: what is allocated after a step of training Llama-
 published figure is the mean over 5000 steps. Weights and data are not needed for it, but for the length of a batch (LENGTH).
 """
 import json
-import os
-import signal
 import sys
-import traceback
 
 sys.modules["bitsandbytes"] = None  # which peft imports where it is installed, and which takes the GPU, after which no process may fork
 
@@ -17,6 +14,8 @@ import peft
 import peft.optimizers
 import torch
 import transformers
+
+from each_row import read_rows, run_each
 
 MIB = 1 << 20
 BATCH = 4
@@ -78,23 +77,7 @@ def measure(row):
         if row["method"] in ("ADALORA", "ADAMSS"):
             model.base_model.update_and_allocate(step)
         loss.item()
-    return (torch.cuda.memory_allocated() - before) / MIB, trainable
+    return {"mib": (torch.cuda.memory_allocated() - before) / MIB, "trainable": trainable}
 
 
-def main():
-    for row in json.load(open(sys.argv[1])):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(LONGEST)
-            try:
-                mib, trainable = measure(row)
-                answer = {"mib": mib, "trainable": trainable}
-            except Exception as error:  # one row that cannot be run does not end the others
-                traceback.print_exc()
-                answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-            print(json.dumps({"row": row["row"], **answer}), flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
-
-
-main()
+run_each(read_rows(), measure, LONGEST)

@@ -222,7 +222,8 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                                       cudnnBackendDescriptor_t tensors) {
   if (oomdiag::descriptors.is_comparison(plan, tensors)) {
-    oomdiag_device_note("estimate", "workspaces under cudnn.benchmark: a GPU takes the fastest plan, here it is cuDNN's first");
+    oomdiag_device_note("estimate",
+                        "workspaces under cudnn.benchmark: a GPU takes the fastest plan, here it is cuDNN's first");
   }
   return oomdiag::submit_work(handle, oomdiag::descriptors.amount(plan));
 }

@@ -93,6 +93,18 @@ TEST_CASE("a batch norm of few channels takes as long as one that gives each mul
   CHECK(turns_ns("native_batch_norm", "8x64x100x10", "0") == 0);
 }
 
+TEST_CASE("interpolation takes all images and channels in turn, however few places the output has", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto turns_ns = [&](const std::string& name, const std::string& input, const std::string& output) {
+    return peak_time(work(name, "Half:2:" + input + " > Half:2:" + output), device)->turns_ns;
+  };
+  CHECK(turns_ns("upsample_bilinear2d", "8x64x7x7", "8x64x14x14") == 512);
+  CHECK(turns_ns("upsample_bilinear2d", "8x64x128x128", "8x64x256x512") == 512);
+  CHECK(turns_ns("upsample_bilinear2d", "8x64x512x512", "8x64x1024x1024") == 6 * 512);
+  CHECK(turns_ns("upsample_bilinear2d_backward", "8x64x14x14", "8x64x7x7") == 0);
+  CHECK(turns_ns("upsample_nearest2d", "8x64x7x7", "8x64x14x14") == 0);
+}
+
 TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are distinguished", "[cost]") {
   DeviceRates device = fast_device();
   const auto family = [&](const std::string& name, const std::string& values) {
