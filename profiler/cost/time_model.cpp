@@ -78,8 +78,8 @@ double counted_flops(const OperatorWork& work, const DeviceRates& rates) {
   return sum;
 }
 
-/// A thread block takes the elements of its channel one after the other, at a speed that depends on latency and not on the bandwidth of the
-/// GPU: with few channels most of the GPU is idle.
+/// A thread block takes its elements one after the other, at a speed that depends on latency and not on the bandwidth of the GPU: with few
+/// blocks most of the GPU is idle.
 double elements_in_turn(const SerialBlocks& blocks, int64_t multiprocessors) {
   constexpr int64_t kBlocksOfMultiprocessor = 2;  // of up to 1024 threads
   const int64_t at_once = kBlocksOfMultiprocessor * std::max<int64_t>(multiprocessors, 1);

@@ -12,18 +12,15 @@ import argparse
 import collections
 import csv
 import functools
-import json
-import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-VENV = ROOT / ".venv-truth"
+import runs
+
+VENV = runs.ROOT / ".venv-truth"
 MOST_ROWS_OFF = 0.1  # of those that ran, by more than OFF and not by a constant of their series
 SAME = 0.01  # MiB, by which the differences of a series may differ
 OFF = 1.0  # per cent
@@ -42,7 +39,7 @@ Explanation = collections.namedtuple("Explanation", "rows whose why")  # of the 
 
 def liger_rows():
     rows = []
-    for number, series in enumerate(csv.DictReader((HERE / "liger.csv").open())):
+    for number, series in enumerate(csv.DictReader((runs.HERE / "liger.csv").open())):
         sizes, figures = [int(size) for size in series["sizes"].split()], [float(figure) for figure in series["mib"].split()]
         for size, figure in zip(sizes, figures, strict=True):
             label = f"{series['operator']} {series['provider']} {series['mode']} {series['size_name']}={size} {series['config']}"
@@ -53,7 +50,7 @@ def liger_rows():
 
 def peft_rows():
     return [Row("peft", "l40s", series["experiment"], series["experiment"], float(series["mib"]), series)
-            for series in csv.DictReader((HERE / "peft.csv").open()) if series["experiment"] != PEFT_FITTED]
+            for series in csv.DictReader((runs.HERE / "peft.csv").open()) if series["experiment"] != PEFT_FITTED]
 
 
 MEASURED = {"h100": "h100-sxm", "h200": "h200"}  # tables of trainings measured by measured_rows.py, and the device
@@ -62,60 +59,43 @@ MEASURED = {"h100": "h100-sxm", "h200": "h200"}  # tables of trainings measured 
 def measured_rows(source):
     return [Row(source, MEASURED[source], f"{training['program']} {training['plan']} {figure}", f"{training['program']} {figure}",
                 int(training[figure]) / 2**20, {"program": training["program"], "plan": training["plan"], "figure": figure})
-            for figure in ("allocated_bytes", "reserved_bytes") for training in csv.DictReader((HERE / f"{source}.csv").open())]
+            for figure in ("allocated_bytes", "reserved_bytes") for training in csv.DictReader((runs.HERE / f"{source}.csv").open())]
 
 
 SOURCES = {"liger": liger_rows, "peft": peft_rows, **{source: functools.partial(measured_rows, source) for source in MEASURED}}
 
 
 def venv_of(source):
-    return ROOT / (".venv-truth-h100" if source in MEASURED else ".venv-truth")
+    return runs.ROOT / (".venv-truth-h100" if source in MEASURED else ".venv-truth")
 
 
 def short_compilations():
     """Settings of Triton and Inductor. Their caches are ours, since the kernels in them are empty."""
-    ptxas = next((ROOT / ".venv").glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/ptxas-blackwell"))
-    return {"TRITON_PTXAS_PATH": str(HERE / "short_ptxas"), "TRITON_PTXAS_BLACKWELL_PATH": str(HERE / "short_ptxas"),
+    ptxas = next(runs.BASE.glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/ptxas-blackwell"))
+    return {"TRITON_PTXAS_PATH": str(runs.HERE / "short_ptxas"), "TRITON_PTXAS_BLACKWELL_PATH": str(runs.HERE / "short_ptxas"),
             "SHORT_PTXAS": str(ptxas), "TRITON_CACHE_DIR": str(VENV / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(VENV / "inductor")}
 
 
 def measure(build, source, device, jobs, done):
     """Runs the source's program once on the device; calls `done` with each line that it prints."""
+    venv = venv_of(source)
+    program = runs.HERE / f"{'measured' if source in MEASURED else source}_rows.py"
+    # Published figures are of torch before 2.15, which kept cuBLAS's workspaces and had no kernels of its own in Triton.
+    settings = short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
     with tempfile.TemporaryDirectory(prefix="oomdiag-truth-") as folder:
-        file = pathlib.Path(folder) / "jobs.json"
-        file.write_text(json.dumps(jobs))
-        # Published figures are of torch before 2.15, which kept cuBLAS's workspaces and had no kernels of its own in Triton.
-        environment = os.environ | short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
-        venv = venv_of(source)
-        command = [build / "bin/oomdiag", "run", "--device", device, "--folder", folder, "--no-progress", "--",
-                   venv / "bin/python", HERE / f"{'measured' if source in MEASURED else source}_rows.py", file, venv / source]
-        with (pathlib.Path(folder) / "said").open("w+") as said:
-            run = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
-            for line in run.stdout:
-                if line.startswith("{"):
-                    done(json.loads(line))
-            if run.wait() != 0:
-                said.seek(0)
-                print(said.read()[-3000:], file=sys.stderr)
+        runs.run_rows(build, device, (venv / "bin/python", program, venv / source), jobs, folder, done, settings)
 
 
 def measure_all(build, rows, file):
     """What each row came to, by source, device and label: {"mib": …} or {"error": …}."""
-    found = {}
-    if file and file.exists():
-        found = {line["row"]: line for line in map(json.loads, file.read_text().splitlines())}
-    keep = file.open("a") if file else open(os.devnull, "w")
+    kept = runs.Kept(file)
     groups = collections.defaultdict(list)
     for row in rows:
-        if name(row) not in found:
+        if name(row) not in kept.lines:
             groups[row.source, row.device].append(row)
     for (source, device), group in groups.items():
-        def done(measured):
-            found[measured["row"]] = measured
-            print(json.dumps(measured), file=keep, flush=True)
-        measure(build, source, device, [row.job | {"row": name(row)} for row in group], done)
-    keep.close()
-    return found
+        measure(build, source, device, [row.job | {"row": name(row)} for row in group], kept.add)
+    return kept.lines
 
 
 def name(row):
@@ -123,7 +103,7 @@ def name(row):
 
 
 def explanations():
-    return [Explanation(re.compile(line["rows"]), line["whose"], line["why"]) for line in csv.DictReader((HERE / "explained.csv").open())]
+    return [Explanation(re.compile(line["rows"]), line["whose"], line["why"]) for line in csv.DictReader((runs.HERE / "explained.csv").open())]
 
 
 def explain(here, known):
@@ -194,26 +174,21 @@ def all_rows():
 
 def make_venvs(sources):
     """One that finds the torch of the build's, with each release of liger-kernel in a folder of its own; and that of the torch of the H100 and the H200."""
-    base = ROOT / ".venv"
-    if sources & set(MEASURED) and not (venv_of("h100") / "bin/python").exists():
-        subprocess.run([base / "bin/python", "-m", "venv", venv_of("h100")], check=True)
-        subprocess.run([venv_of("h100") / "bin/python", "-m", "pip", "install", "--quiet", *H100], check=True)
+    if sources & set(MEASURED):
+        runs.make_venv(venv_of("h100"), H100)
     if not sources & {"liger", "peft"}:
         return
-    if not (VENV / "bin/python").exists():
-        subprocess.run([base / "bin/python", "-m", "venv", VENV], check=True)
-        folder = next(base.glob("lib/python3.*/site-packages"))
-        (VENV / folder.relative_to(base) / "torch.pth").write_text(f"{folder}\n")
-        subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", *PEFT, *MEGATRON], check=True)
+    runs.make_venv(VENV, ("--no-deps", *PEFT, *MEGATRON))
+    folder = next(runs.BASE.glob("lib/python3.*/site-packages"))
+    (VENV / folder.relative_to(runs.BASE) / "torch.pth").write_text(f"{folder}\n")
     for release in sorted({row.job["release"] for row in liger_rows()}):
         if not (VENV / "liger" / release).exists():
-            subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", VENV / "liger" / release,
-                            f"liger-kernel=={release}"], check=True)
+            runs.install(VENV, "--no-deps", "--target", VENV / "liger" / release, f"liger-kernel=={release}")
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--build", type=pathlib.Path, default=runs.ROOT / "build")
     parser.add_argument("--source", choices=SOURCES)
     parser.add_argument("--device")
     parser.add_argument("--only", default="")

@@ -1,58 +1,40 @@
-"""Which batches real GPUs survived and which they refused, tried again on the virtual GPU of the same kind.
+"""Which batches fitted on real GPUs, and with which they ran out of memory, tried again on the virtual GPU of the same kind.
 
     python tests/truth/test_verdicts.py --build BUILD_FOLDER [--device rtx4090] [--part I/N] [--rows FILE]
 
-timm.csv has, of timm's published tables of inference (commit 90cae8c5; torch 2.9.1, float16 autocast), each model that did not survive 1024
-images, and the largest batch of the list 1024, 768, 512, 384, … that it survived: two verdicts, as the next larger one was refused. The first
+timm.csv has, of timm's published tables of inference (commit 90cae8c5; torch 2.9.1, float16 autocast), each model with which 1024
+images did not fit, and the largest batch of the list 1024, 768, 512, 384, … that did: two verdicts, as the next larger one failed. The first
 time this makes .venv-truth-timm with that torch. Prints each model of which a verdict differs, with what was allocated and reserved at the
 batch in question, and how many verdicts are right. --part takes every Nth model, and --rows keeps what was found, as in test_truth.py; all
 models take about three hours on a core. Not part of scripts/test.
 """
 import argparse
 import csv
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-VENV = ROOT / ".venv-truth-timm"
+import runs
+
+VENV = runs.ROOT / ".venv-truth-timm"
 PACKAGES = ("torch==2.9.1", "torchvision==0.24.1", "numpy", "pyyaml", "safetensors", "huggingface_hub")
-# Of the published program. Which ones a table was made with is not said; the times of models that they change are met with these
-# (scripts/time_model/programs.py).
-OPTIONS = {"rtx4090": {"fast_norm": True, "reparam": True}, "rtx5090": {"fast_norm": False, "reparam": True}}
+TIMES = runs.ROOT / "scripts/time_model/published.csv"
 LEAST_RIGHT = 0.85  # of the verdicts
 
 
-def make_venv():
-    if not (VENV / "bin/python").exists():
-        subprocess.run([ROOT / ".venv/bin/python", "-m", "venv", VENV], check=True)
-        for packages in (PACKAGES, ("--no-deps", "timm==1.0.24")):
-            subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", *packages], check=True)
+def options_of(device):
+    """Those that the table of this GPU was made with, as its times have it: they are in the name of its suite (scripts/time_model/programs.py)."""
+    with TIMES.open() as stream:
+        suite = next(row["suite"] for row in csv.DictReader(stream) if row["device"] == device and row["suite"].startswith("timm-infer"))
+    return {"fast_norm": "fast-norm" in suite, "reparam": "reparam" in suite}
 
 
 def published(device, part):
-    with (HERE / "timm.csv").open() as stream:
+    with (runs.HERE / "timm.csv").open() as stream:
         rows = [row for row in csv.DictReader(stream) if device in (None, row["device"])]
+    options = {device: options_of(device) for device in {row["device"] for row in rows}}
     first, step = map(int, part.split("/"))
-    return [row | OPTIONS[row["device"]] | {"row": f"{row['device']} {row['model']} {row['size']}"} for row in rows[first::step]]
-
-
-def measure(build, device, rows, keep):
-    with tempfile.TemporaryDirectory(prefix="oomdiag-verdicts-") as folder:
-        file = pathlib.Path(folder) / "rows.json"
-        file.write_text(json.dumps(rows))
-        command = [build / "bin/oomdiag", "run", "--device", device, "--folder", folder, "--no-progress", "--", VENV / "bin/python",
-                   HERE / "timm_rows.py", file]
-        run = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                               env=os.environ | {"HF_HUB_OFFLINE": "1"})
-        for line in run.stdout:
-            if line.startswith("{"):
-                keep(json.loads(line))
-        run.wait()
+    return [row | options[row["device"]] | {"row": f"{row['device']} {row['model']} {row['size']}"} for row in rows[first::step]]
 
 
 def judge(row, found):
@@ -61,29 +43,26 @@ def judge(row, found):
     if here == there:
         return 2, None
     tried = next(one for one in found["tries"] if one["batch"] == max(here, there))
-    return 1, (f"{row['row']}: {there} survive on the GPU, and {here} here; at {tried['batch']} {tried['allocated_mib']} MiB were allocated and "
+    return 1, (f"{row['row']}: {there} fit on the GPU, and {here} here; at {tried['batch']} {tried['allocated_mib']} MiB were allocated and "
                f"{tried['reserved_mib']} reserved{': ' + tried['error'][:60] if tried['error'] else ''}")
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--build", type=pathlib.Path, default=runs.ROOT / "build")
     parser.add_argument("--device")
     parser.add_argument("--part", default="0/1", metavar="I/N")
     parser.add_argument("--rows", type=pathlib.Path)
     options = parser.parse_args()
     rows = published(options.device, options.part)
-    found = {}
-    if options.rows and options.rows.exists():
-        found = {line["row"]: line for line in map(json.loads, options.rows.read_text().splitlines())}
-    make_venv()
-    with open(options.rows or os.devnull, "a") as stream:
-        def keep(line):
-            found[line["row"]] = line
-            print(json.dumps(line), file=stream, flush=True)
-        for device in sorted({row["device"] for row in rows}):
-            if missing := [row for row in rows if row["device"] == device and row["row"] not in found]:
-                measure(options.build.resolve(), device, missing, keep)
+    kept = runs.Kept(options.rows)
+    runs.make_venv(VENV, PACKAGES, ("--no-deps", "timm==1.0.24"))
+    for device in sorted({row["device"] for row in rows}):
+        if missing := [row for row in rows if row["device"] == device and row["row"] not in kept.lines]:
+            with tempfile.TemporaryDirectory(prefix="oomdiag-verdicts-") as folder:
+                runs.run_rows(options.build.resolve(), device, (VENV / "bin/python", runs.HERE / "timm_rows.py"), missing, folder, kept.add,
+                              {"HF_HUB_OFFLINE": "1"})
+    found = kept.lines
     ran = [row for row in rows if "batch" in found.get(row["row"], {})]
     for row in rows:
         if row not in ran:

@@ -1,9 +1,9 @@
-"""The largest batch that timm's benchmark of inference survives, tried again: our own program of its steps.
+"""The largest batch that fits in timm's benchmark of inference, tried again: our own program of its steps.
 
     oomdiag run --device rtx4090 -- python timm_rows.py ROWS.json
 
 Prints a line of JSON per row: the batch, with what was allocated and reserved at each one that was tried, or why it could not be run. Like
-the published runs it begins with 1024 images and goes down a fixed list in one process, the model of the refused batch being alive while
+the published runs it begins with 1024 images and goes down a fixed list in one process, the model of the batch that failed being alive while
 the next one is made; float32 weights, autocast to float16, cudnn.benchmark. A row says which options its table was made with: fast_norm
 (normalization in half precision) and reparam (branches that were trained are joined). Weights are left as they come: no size depends on them.
 """
