@@ -108,6 +108,7 @@ enum EventFlag : uint16_t {
   kAsksForCheckpoints =
       1024,               ///< stack of an OOM: an attribute of a running module, as gradient_checkpointing, is True
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
+  kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 

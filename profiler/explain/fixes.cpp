@@ -284,6 +284,18 @@ constexpr FixRow kFixes[] = {
      .group = "pairs",
      .lines = "torch.func.vmap(f, chunk_size=64)(x)  # so do jacrev(f, chunk_size=64) and jacobian's loop over rows",
      .cures_reason = true},
+    {.id = "plain_backward",
+     .label = "backward() without retain_graph=True",
+     .group = "grad",
+     .lines = "loss.backward()  # retain_graph=True only where another backward goes through the same graph\n"
+              "fake = generator(z).detach()  # where another model learns from an output: its graph ends there",
+     .cures_reason = true},
+    {.id = "derivatives_in_parts",
+     .label = "second derivatives of a part at a time",
+     .group = "grad",
+     .lines = "for part in x.split(64): loss_of(part).backward()  # gradients add up, as of the sum\n"
+              "# for a product with a Hessian: torch.func.jvp of the gradient, or a difference of two gradients",
+     .cures_reason = true},
     {.id = "backward_of_each_pass",
      .label = "backward() of each forward pass",
      .group = "grad",

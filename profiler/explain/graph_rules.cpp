@@ -229,7 +229,52 @@ const Growth* retained_graph(const ReasonFacts& facts) {
   return retained && is_large(facts, growth->grown_bytes, 0.2) ? growth : nullptr;
 }
 
+/// What nodes keep of what backward made: it was recorded, to be differentiated once more.
+Share sum_graph_of_backward(const ReasonFacts& facts) {
+  return sum_blocks(facts, [](const LiveBlock& block) {
+    return block.phase == Phase::backward && block.category == Category::activation && !block.saved_by.empty();
+  });
+}
+
+Share sum_run_through(const ReasonFacts& facts) {
+  return sum_blocks(facts, [](const LiveBlock& block) { return block.backward_ran; });
+}
+
 }  // namespace
+
+Found find_retained_graph(const ReasonFacts& facts) {
+  constexpr double kWorth = 0.15;
+  const Share kept = sum_run_through(facts);
+  const bool runs_again =
+      failure(facts) != nullptr && failure(facts)->phase == Phase::backward;  // of another loss, say
+  if (runs_again || sum_graph_of_backward(facts).count > 0) return {};
+  if (!is_large(facts, kept.bytes) && !(is_large(facts, kept.bytes, kWorth) && lets_request_through(facts, kept.bytes)))
+    return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("backward(retain_graph=True): backward has gone through this graph, and it still keeps "
+                          "{} of activations{}",
+                          with_unit(kept.bytes), at(kept.made())),
+      .bytes = kept.bytes,
+      .fix = "plain_backward"};
+}
+
+Found find_second_derivatives(const ReasonFacts& facts) {
+  constexpr double kWorth = 0.1;  // of the memory: a few scalars of a penalty are none
+  const Share graph = sum_graph_of_backward(facts);
+  if (!is_large(facts, graph.bytes, kWorth)) return {};
+  const Share all = sum_blocks(facts, [](const LiveBlock& block) {
+    return block.backward_ran || (block.phase == Phase::backward && block.category != Category::gradient);
+  });
+  if (!is_large(facts, all.bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("second derivatives: create_graph=True{} keeps what forward computed, and a graph of its "
+                          "backward beside it, {} in all",
+                          at(graph.made()), with_unit(all.bytes)),
+      .bytes = all.bytes,
+      .fix = "derivatives_in_parts"};
+}
 
 Found find_graph_without_use(const ReasonFacts& facts) {
   const TrainedModules modules(facts.device.state);
@@ -259,8 +304,9 @@ Found find_passes_without_backward(const ReasonFacts& facts) {
   const std::string line = short_place(growth->held);
   return Reason{.id = {},
                 .text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
-                                    "pass ({})",
-                                    with_unit(growth->bytes_per_step), line),
+                                    "pass ({}){}",
+                                    with_unit(growth->bytes_per_step), line,
+                                    growth->referrer.empty() ? "" : ", kept by " + growth->referrer),
                 .bytes = growth->grown_bytes,
                 .fix = "no_grad_in_evaluation",
                 .how = {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", line),

@@ -8,6 +8,7 @@
 #include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/referrer_words.h"
 
 namespace oomdiag {
 namespace {
@@ -195,7 +196,9 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     // variable that has those of the last step only does not keep the others.
     if (growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most()))
       growth.referrer = nodes.most();
-    const bool are_most = growth.kind == GrowthKind::growing_buffer || found * 2 >= blocks;
+    // A name has one tensor: what two steps left it does not keep.
+    const bool is_one_of_several = blocks > 1 && tensors.count_of_most() == 1 && !is_container(tensors.most());
+    const bool are_most = growth.kind == GrowthKind::growing_buffer || (found * 2 >= blocks && !is_one_of_several);
     if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();
   }
 }

@@ -549,15 +549,19 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const auto& [variable, name, share, beside] = *found;
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
   if (is_data && share.largest->step == 0) return {};  // no results: batches that were moved before the loop
+  const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
+  std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
+                                           is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
+                                                                    : fmt::format("{}[…] = output.cpu()", name))};
+  if (!is_of_step)
+    how.insert(how.begin(), fmt::format("{}.clear()  # once they have served: an earlier step made them", name));
   return Reason{.id = {},
                 .text = fmt::format("{}{} {} results{}: {}", variable,
                                     beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")),
                                     share.count, at(share.made()), with_unit(share.bytes)),
                 .bytes = share.bytes,
                 .fix = "results_to_host",
-                .how = {fmt::format("{}  # or of each only what is used: topk, a mean, an index",
-                                    is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
-                                                             : fmt::format("{}[…] = output.cpu()", name))}};
+                .how = std::move(how)};
 }
 
 /// Parts in a container, where no step ends between them.

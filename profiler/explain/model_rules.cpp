@@ -26,7 +26,7 @@ constexpr int64_t kDistinctBytes = 1 << 20;  ///< smaller tensors are of usual s
 
 /// What torch.load makes, it makes without an op: such a tensor of a weight's size is a weight or a moment of a file.
 bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights) {
-  return block.category == Category::unknown && block.made.op.empty() && block.made.node.empty() &&
+  return (block.category == Category::unknown || block.uncalled) && block.made.op.empty() && block.made.node.empty() &&
          !block.before_recording && weights.contains(block.requested_bytes);
 }
 
@@ -37,7 +37,7 @@ Share find_tensors_of_files(const ReasonFacts& facts) {
     return contains(block.made.inner_source, "torch/serialization") ||
            contains(block.made.source, "serialization.py") ||
            (block.made.op.empty() && block.phase == Phase::setup &&
-            is_one_of(name_of(block.category), {"unknown", "output"})) ||
+            (block.uncalled || is_one_of(name_of(block.category), {"unknown", "output"}))) ||
            is_copy_of_weights(block, weights);
   });
 }
@@ -73,10 +73,11 @@ Reason names_loaded(const Share& loaded, std::string_view stack = {}) {
               "del state  # as soon as the model and the optimizer have it"}};
 }
 
-/// Whether a copy of a weight that the program keeps: of a state dict, or of a model that was not called yet.
-bool is_kept_copy(const LiveBlock& block, const std::set<int64_t>& weights) {
+/// Whether a copy of a weight that the program keeps: of a state dict, or, `beside` a called one, of a model that was not called yet.
+bool is_kept_copy(const LiveBlock& block, const std::set<int64_t>& weights, bool beside) {
   const bool is_copied = is_copy(block.made.op) || is_one_of(block.made.op, {"aten::clone", "aten::empty_like"});
-  const bool is_kept = is_one_of(name_of(block.category), {"input", "output", "unknown"}) && block.made.node.empty();
+  const bool is_result = is_one_of(name_of(block.category), {"input", "output", "unknown"}) && block.made.node.empty();
+  const bool is_kept = is_result || (beside && block.uncalled);
   return is_kept && is_copied && block.made.module.empty() && weights.contains(block.requested_bytes);
 }
 
@@ -112,9 +113,7 @@ bool copies_weight(const ReasonFacts& facts, const std::set<int64_t>& weights) {
          weights.contains(failed->requested_bytes);
 }
 
-Share sum_models(const ReasonFacts& facts) {
-  return sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
-}
+Share sum_models(const ReasonFacts& facts) { return sum_blocks(facts, is_of_called_models); }
 
 /// Of models that have parameters of the same names.
 struct Twins {
@@ -242,8 +241,12 @@ Found find_weight_copies(const ReasonFacts& facts) {
         .bytes = clones.bytes,
         .fix = "copies_on_host"};
   }
-  const Share copies = sum_blocks(facts, [&](const LiveBlock& block) { return is_kept_copy(block, weights); });
-  const int64_t parameters = sum_category(facts, Category::parameter).bytes;
+  const Share called = sum_blocks(
+      facts, [](const LiveBlock& block) { return block.category == Category::parameter && !block.uncalled; });
+  const bool has_called = called.count > 0;
+  const Share copies =
+      sum_blocks(facts, [&](const LiveBlock& block) { return is_kept_copy(block, weights, has_called); });
+  const int64_t parameters = has_called ? called.bytes : sum_category(facts, Category::parameter).bytes;
   const bool goes_on = copies_weight(facts, weights);
   const int64_t bytes = copies.bytes + (goes_on ? requested_bytes(facts) : 0);
   if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
@@ -287,8 +290,7 @@ Found find_idle_model(const ReasonFacts& facts) {
   std::set<std::string_view> called;  // models, and lines that made parameters of some: a layer may be called by itself
   for (const LiveBlock& block : facts.device.state.blocks) {
     const std::string_view model = block.pending_free ? std::string_view() : module_of(facts.referrers.find(block));
-    const bool is_called =
-        is_of_models(block.category) || block.category == Category::buffer || !block.saved_by.empty();
+    const bool is_called = is_of_called_models(block) || block.category == Category::buffer || !block.saved_by.empty();
     if (is_called) called.insert({model, block.made.source});
     if (!is_called && !model.empty()) models[model].add(block);
   }
@@ -321,7 +323,7 @@ std::optional<MovedModel> find_moving(const ReasonFacts& facts) {
   if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
   std::map<std::string_view, Share> models;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const bool is_on_its_way = !block.pending_free && !is_of_models(block.category) && is_copy(block.made.op) &&
+    const bool is_on_its_way = !block.pending_free && !is_of_called_models(block) && is_copy(block.made.op) &&
                                block.made.source == failed->where.source && block.made.module.empty();
     const std::string_view model = is_on_its_way ? module_of(facts.referrers.find(block)) : std::string_view();
     if (!model.empty()) models[model].add(block);

@@ -514,6 +514,33 @@ Found find_intermediate_of_product(const ReasonFacts& facts) {
                        "for part in x.split(1024): …  # or rows in chunks"}};
 }
 
+// Of several operands it multiplies two after the other, from left to right.
+Found find_intermediates_of_einsum(const ReasonFacts& facts) {
+  constexpr int64_t kMuchLarger = 8;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.op != "aten::einsum") return {};
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.made.op == "aten::einsum" && block.made.source == failed->where.source;
+  });
+  int64_t given = 0;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_operand = block.made.op != "aten::einsum" && block.category != Category::workspace;
+    if (is_operand) given = std::max(given, block.bytes);
+  }
+  const int64_t bytes = made.bytes + failed->requested_bytes;
+  const bool is_first = made.bytes * 4 < failed->requested_bytes;  // it may be the result
+  if (is_first || failed->requested_bytes < kMuchLarger * given || !is_large(facts, bytes, 0.5)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("aten::einsum{} makes tensors of up to {} on its way, and no tensor that it is given has "
+                          "more than {}: the order of its operands decides",
+                          at(failed->where), with_unit(failed->requested_bytes), with_unit(given)),
+      .bytes = bytes,
+      .fix = "enlarge_in_parts",
+      .how = {"# pip install opt_einsum: torch.einsum then takes the order that stays small; or the small "
+              "operands first, as it goes from left to right"}};
+}
+
 Found find_all_pairs(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};

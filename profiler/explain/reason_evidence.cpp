@@ -64,13 +64,18 @@ bool is_of_models(Category category) {
   return category == Category::parameter || category == Category::gradient || category == Category::optimizer_state;
 }
 
+bool is_of_called_models(const LiveBlock& block) { return is_of_models(block.category) && !block.uncalled; }
+
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
   constexpr int64_t kTelling = 1 << 20;  // smaller ones are of usual sizes
-  std::set<int64_t> sizes;
+  std::set<int64_t> called, uncalled;
+  bool any_called = false;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (is_of_models(block.category) && block.requested_bytes >= kTelling) sizes.insert(block.requested_bytes);
+    if (!is_of_models(block.category)) continue;
+    any_called |= !block.uncalled;
+    if (block.requested_bytes >= kTelling) (block.uncalled ? uncalled : called).insert(block.requested_bytes);
   }
-  return sizes;
+  return any_called ? called : uncalled;
 }
 
 bool is_of_as_many(int64_t a, int64_t b) {

@@ -71,7 +71,10 @@ bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> 
 /// Parameters, gradients and the optimizer's state.
 bool is_of_models(Category category);
 
-/// Requested bytes of the large tensors among these.
+/// Whether it is of a model that the program has used.
+bool is_of_called_models(const LiveBlock& block);
+
+/// Requested bytes of the large tensors among these; where no model was called yet, of those that are to be.
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
 
 /// Whether two sizes are of as many elements, in types of 1 to 8 bytes.

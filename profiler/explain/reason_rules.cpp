@@ -45,13 +45,22 @@ struct Vocabularies {
   bool empty() const { return words.empty() && of_losses.empty(); }
 };
 
+/// Whether it makes no result of what a layer made, but numbers of its own, as counts of pairs of classes.
+bool makes_of_nothing(const Where& where) {
+  return is_one_of(where.op, {"aten::bincount", "aten::zeros", "aten::ones", "aten::full", "aten::eye", "aten::arange",
+                              "aten::rand", "aten::randn", "aten::empty"});
+}
+
 Vocabularies find_vocabularies(const ReasonFacts& facts) {
   constexpr int64_t kManyWords = 8192, kManyClasses = 256;
   Vocabularies found;
   std::set<int64_t> rows;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const std::vector<int64_t> shape =
-        block.category == Category::parameter ? parse_shape(block.shape) : std::vector<int64_t>();
+    // What an op computed and then requires a gradient of its own is data.
+    const bool is_of_model = !block.name.empty() || block.trained || block.made.op.empty() || is_copy(block.made.op) ||
+                             makes_of_nothing(block.made);
+    const bool is_weight = block.category == Category::parameter && is_of_model;
+    const std::vector<int64_t> shape = is_weight ? parse_shape(block.shape) : std::vector<int64_t>();
     if (shape.empty()) continue;
     if (shape[0] >= kManyClasses) rows.insert(shape[0]);
     if (shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1]) found.words.insert(shape[0]);
@@ -63,17 +72,25 @@ Vocabularies find_vocabularies(const ReasonFacts& facts) {
   return found;
 }
 
-/// Whether it makes no result of what a layer made, but numbers of its own, as counts of pairs of classes.
-bool makes_of_nothing(const Where& where) {
-  return is_one_of(where.op, {"aten::bincount", "aten::zeros", "aten::ones", "aten::full", "aten::eye", "aten::arange",
-                              "aten::rand", "aten::randn", "aten::empty"});
-}
-
 /// Of a layer that has a number for each word, or of the loss that takes them.
 bool makes_logits(const Where& where) {
   constexpr std::array<std::string_view, 7> kProducts = {"aten::linear", "aten::matmul", "aten::addmm",  "aten::mm",
                                                          "aten::bmm",    "aten::einsum", "aten::baddbmm"};
   return is_loss_op(where) || is_one_of(where.op, kProducts) || is_one_of(where.inner, kProducts);
+}
+
+// Graphs that are captured one after the other share it: what a smaller one needed serves no larger one.
+Found names_one_pool(int64_t bytes, const std::vector<int64_t>& segments) {
+  constexpr size_t kSeveral = 4;
+  if (segments.size() < kSeveral) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("the private memory pool of CUDA graphs holds {} in {} segments of up to {}: a graph reuses "
+                          "what those captured before it needed only where it needs no more",
+                          with_unit(bytes), segments.size(), with_unit(std::ranges::max(segments))),
+      .bytes = bytes,
+      .fix = "one_graph_pool",
+      .how = {"for batch in sorted(batch_sizes, reverse=True): capture(batch)  # the largest first; and fewer sizes"}};
 }
 
 }  // namespace
@@ -207,12 +224,16 @@ Found find_caught(const ReasonFacts& facts) {
 
 Found find_private_pools(const ReasonFacts& facts) {
   std::map<uint8_t, int64_t> pools;
+  std::vector<int64_t> sizes;  // of the segments of all
   for (const SegmentLayout& segment : facts.device.state.segments) {
-    if (segment.pool != 0) pools[segment.pool] += segment.bytes;
+    if (segment.pool == 0) continue;
+    pools[segment.pool] += segment.bytes;
+    sizes.push_back(segment.bytes);
   }
   int64_t bytes = 0;
   for (const auto& [pool, reserved] : pools) bytes += reserved;
-  if (pools.size() < 2 || !is_large(facts, bytes)) return {};
+  if (pools.empty() || !is_large(facts, bytes)) return {};
+  if (pools.size() == 1) return names_one_pool(bytes, sizes);
   return Reason{.id = {},
                 .text = fmt::format("{} private memory pools of CUDA graphs hold {}, each for itself", pools.size(),
                                     with_unit(bytes)),
@@ -312,8 +333,9 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("tensors of step {} are still alive in step {}{}: {}", earlier.largest->step, now,
-                          at(earlier.made()), with_unit(earlier.bytes)),
+      .text = fmt::format("tensors of step {} are still alive in step {}{}{}: {}", earlier.largest->step, now,
+                          at(earlier.made()), names.empty() ? "" : fmt::format(", of {}", fmt::join(names, ", ")),
+                          with_unit(earlier.bytes)),
       .bytes = earlier.bytes,
       .fix = "delete_outputs",
       .how = {fmt::format("del {}  # when they have served: a name keeps its tensor until it is assigned again",

@@ -40,6 +40,8 @@ Found find_pairs_of_data(const ReasonFacts& facts);
 /// What a product of tensors makes before it multiplies: a broadcast operand as a copy, or products of the elements that einsum() sums
 /// later.
 Found find_intermediate_of_product(const ReasonFacts& facts);
+/// The same of several operands, where their order makes it so.
+Found find_intermediates_of_einsum(const ReasonFacts& facts);
 Found find_one_hot(const ReasonFacts& facts);
 Found find_logits(const ReasonFacts& facts);
 Found find_embedding_gradients(const ReasonFacts& facts);
@@ -114,6 +116,10 @@ Found find_not_under_autocast(const ReasonFacts& facts);
 Found find_model_states(const ReasonFacts& facts);
 Found find_reference_cycle(const ReasonFacts& facts);
 
+/// retain_graph=True: nodes that backward has run, and that keep what they saved.
+Found find_retained_graph(const ReasonFacts& facts);
+/// create_graph=True within a step: a graph of what backward computed.
+Found find_second_derivatives(const ReasonFacts& facts);
 Found find_graph_without_use(const ReasonFacts& facts);
 Found find_passes_without_backward(const ReasonFacts& facts);
 Found find_passes_before_backward(const ReasonFacts& facts);

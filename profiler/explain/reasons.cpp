@@ -308,6 +308,35 @@ Found unrolls_sequence(const ReasonFacts& f) {
                 .fix = "truncated_backward"};
 }
 
+// The same outside of modules: parts of a loss, of each of which a list keeps the graph.
+Found keeps_graphs_of_loop(const ReasonFacts& f) {
+  constexpr int64_t kFewestTurns = 4;
+  constexpr size_t kFewestOps = 3;
+  if (f.device.failure->phase == Phase::optimizer || !learns(f)) return {};
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, Share> equal;
+  for (const LiveBlock& block : f.device.state.blocks) {
+    const bool is_of_loop = block.phase == Phase::forward && block.step == f.device.failure->step && is_data(block) &&
+                            block.made.module.empty() && !block.pending_free;
+    if (is_of_loop) equal[{block.made.op, block.made.source, block.requested_bytes}].add(block);
+  }
+  std::map<int64_t, Share> by_turns;
+  std::map<int64_t, size_t> ops;
+  for (const auto& [key, share] : equal) {
+    if (share.count < kFewestTurns) continue;
+    Share& turns = by_turns[share.count];
+    turns.bytes += share.bytes;
+    if (turns.largest == nullptr || share.largest->bytes > turns.largest->bytes) turns.largest = share.largest;
+    ++ops[share.count];
+  }
+  const auto most = std::ranges::max_element(by_turns, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == by_turns.end() || ops[most->first] < kFewestOps || !is_large(f, most->second.bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
+                                    most->first, with_unit(most->second.bytes), short_place(most->second.made())),
+                .bytes = most->second.bytes,
+                .fix = "backward_of_each_pass"};
+}
+
 // --- growth
 
 Found state_is_not_detached(const ReasonFacts& f) {
@@ -470,6 +499,8 @@ constexpr ReasonRow kReasons[] = {
     {"joined_results", find_joined_results},
     {"growing_buffer", find_concatenated_results},
     {"kept_tensors", find_kept_tensors, true},
+    {"second_derivatives", find_second_derivatives},
+    {"retained_graph", find_retained_graph},
     {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"repeated_casts", find_repeated_casts},
@@ -488,6 +519,7 @@ constexpr ReasonRow kReasons[] = {
     {"all_pairs", find_pairs_of_data},
     {"logits", find_logits},
     {"large_intermediate", find_intermediate_of_product, false, true},
+    {"large_intermediate", find_intermediates_of_einsum},
     {"all_pairs", find_all_pairs},
     {"repeated_copies", find_repeated_tensor, false, true},
     {"repeated_copies", find_expanded_copy, false, true},
@@ -520,6 +552,7 @@ constexpr ReasonRow kReasons[] = {
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
     {"graph_without_use", find_graph_without_use},
     {"several_forward_passes", keeps_several_passes},
+    {"several_forward_passes", keeps_graphs_of_loop},
     {"kept_tensors", find_few_kept_tensors},
     {"outputs_of_earlier_step", find_earlier_outputs},
     {"float64", computes_in_float64},

@@ -153,9 +153,12 @@ Found find_large_result(const ReasonFacts& facts) {
   const bool is_of_layer = !where.module.empty() || !where.node.empty() || where.op.empty() || is_copy(where.op);
   if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
   const Share others = sum_blocks(facts, is_data);
+  const int64_t parameters = sum_category(facts, Category::parameter).bytes;
+  const bool is_of_model = std::abs(failed->requested_bytes - parameters) * 20 < parameters;
   return Reason{.id = {},
-                .text = fmt::format("one tensor of {}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
-                                    where.op, at(where), beside(facts, others, failed->requested_bytes)),
+                .text = fmt::format("one tensor of {}{}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
+                                    is_of_model ? ", as much as all parameters take" : "", where.op, at(where),
+                                    beside(facts, others, failed->requested_bytes)),
                 .bytes = failed->requested_bytes,
                 .fix = "smaller_result",
                 .how = lines_for_large_result(where)};

@@ -109,7 +109,8 @@ bool convolves(const ReasonFacts& facts) {
 
 Found find_one_hot(const ReasonFacts& facts) {
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
-    return makes_masks(facts, block.made, block.requested_bytes) && block.category != Category::optimizer_state;
+    const bool is_of_step = block.category != Category::optimizer_state && block.phase != Phase::setup;
+    return is_of_step && makes_masks(facts, block.made, block.requested_bytes);
   });
   const OutOfMemory* failed = failure(facts);
   const bool fails = failed != nullptr && failed->phase != Phase::optimizer &&
@@ -180,6 +181,9 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
                 .text = fails && data.bytes * 20 < requested_bytes(facts)
                             ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
                                           with_unit(requested_bytes(facts)), at(failed_in(facts)))
+                        : fails && failed->requested_bytes * 20 < data.bytes
+                            ? fmt::format("the data set goes to the GPU as a whole{}: {} tensors so far, {}", at(where),
+                                          data.count, with_unit(data.bytes))
                         : fails ? fmt::format("tensors are copied to the GPU as a whole: {} at once{}, beside {}{}",
                                               with_unit(requested_bytes(facts)), at(failed_in(facts)),
                                               with_unit(data.bytes), at(data.made()))

@@ -66,10 +66,12 @@ struct LiveBlock {
   bool let_go = false;            ///< freed after the failure, before the program's variables were looked through
   uint64_t born = 0, freed = 0;   ///< events; freed: 0 unless it was let go
   Where made{};
-  std::string_view name{};   ///< of a parameter or buffer
-  std::string_view shape{};  ///< "[64, 32] float32", or empty
-  std::string_view group{};  ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
-  bool trained = false;      ///< a parameter of an optimizer that wants a gradient
+  std::string_view name{};    ///< of a parameter or buffer
+  std::string_view shape{};   ///< "[64, 32] float32", or empty
+  std::string_view group{};   ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
+  bool trained = false;       ///< a parameter of an optimizer that wants a gradient
+  bool uncalled = false;      ///< a parameter of a layer that was never called, nor given to an optimizer
+  bool backward_ran = false;  ///< backward has gone through the nodes that keep it, and they keep it still
   SharedList<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 

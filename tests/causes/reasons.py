@@ -171,7 +171,7 @@ def new_threads():
         Pattern("history_of_positions", retained, r"detach", "TorchSim/torch-sim#559"),
         Pattern("sample_by_denoising", *evaluation, "TeaPearce/Conditional_Diffusion_MNIST#12"),
         Pattern("captions_by_beams", *evaluation, "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#43"),
-        Pattern("penalty_on_large_images", "capacity", r"half|batch|checkpoint|autocast", "tamarott/SinGAN#141"),
+        Pattern("penalty_on_large_images", "second_derivatives", r"half|batch|checkpoint|autocast|part", "tamarott/SinGAN#141"),
         Pattern("full_size_image", "batch_without_gradients", r"tile|crop|patch", "IDKiro/CBDNet-pytorch#14"),
         Pattern("masks_at_full_size", "enlarged", r"split|chunk|part", "tue-mps/eomt#12"),
         Pattern("overlaps_of_boxes", *pairs, "open-mmlab/mmdetection#188"),

@@ -42,6 +42,7 @@ struct Allocation {
   uint8_t device = 0;
   bool attached = false;  ///< events may name it: of AllocationTable
   bool parameter = false, buffer = false, state = false, ever_saved = false;
+  bool uncalled = false;             ///< a parameter, as a variable tells alone: none of its layers was called
   bool trained = false;              ///< a parameter of an optimizer that wants a gradient
   bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
   bool died_in_op = false;           ///< freed by the op call, or the node, that made it

@@ -138,6 +138,9 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
     const bool wants_gradient = (event.flags & kWantsGradient) != 0;
     result_.referrers.push_back({allocation.maker, event.detail, event.call_id, event.bytes, wants_gradient});
     // What no graph saved and no module owns is described here alone. A tensor of fewer bytes is a view, of the storage another one.
+    const bool is_parameter = (event.flags & kIsParameter) != 0;
+    allocation.uncalled |= is_parameter && !allocation.parameter;
+    allocation.parameter |= is_parameter;
     if (allocation.shape == 0 && event.bytes * 2 > allocation.maker.bytes)
       allocation.shape = static_cast<uint32_t>(event.node_sequence);
     return;

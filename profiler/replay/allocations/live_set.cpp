@@ -41,6 +41,7 @@ std::vector<SavingNode> LiveSetSavingNodes::find(uint32_t id, const Allocation& 
 }
 
 void LiveSetSavingNodes::finish(const AllocationTable& table, LiveSet& live_set) const {
+  live_set.walked_at_failure = own_traversal_ && traversal_ != 0;
   for (const uint32_t id : live_set.allocations) {
     const Allocation& allocation = table[id];
     std::vector<SavingNode>& nodes = live_set.saving_nodes.emplace_back();

@@ -31,6 +31,7 @@ struct LiveSet {
   ObservationWindow observed{};
   std::vector<std::vector<SavingNode>> saving_nodes{};  ///< of each block: the nodes that keep it at the moment
   bool saved_from_earlier_step = false;                 ///< they are taken from an earlier step
+  bool walked_at_failure = false;                       ///< the graph was, as memory ran out: so they keep it then
 };
 
 /// The graph traversal that names the saving nodes may come after the moment of a LiveSet: this decides which one applies;

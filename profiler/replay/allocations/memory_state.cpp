@@ -9,6 +9,7 @@
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/evidence/allocation_reader.h"
+#include "profiler/replay/evidence/backward_runs.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/non_pytorch/non_pytorch.h"
@@ -66,6 +67,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                                        const FollowedDevice& device) {
   const LiveSet& live_set = device.live_set;
   const AllocationReader reader(trace, followed.nodes, followed.table, live_set.allocations, live_set.observed);
+  const BackwardRuns runs(trace, followed.table, live_set, device.point.event);
   std::vector<LiveBlock> blocks;
   for (size_t b = 0; b < live_set.blocks.size(); ++b) {
     const Block& block = live_set.blocks[b];
@@ -90,6 +92,8 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                       .group = trace.name(allocation.group),
                       .trained = allocation.trained,
+                      .uncalled = allocation.uncalled,
+                      .backward_ran = runs.has_run(allocation, saving_nodes),
                       .saved_by = reader.locate_saving_nodes(saving_nodes)});
   }
   return blocks;

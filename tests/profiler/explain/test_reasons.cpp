@@ -1886,6 +1886,110 @@ TEST_CASE("a model that was moved as another one was is no copy of it", "[explai
   CHECK(find_reason({.device = device, .growths = {}})->fix == "drop_models");
 }
 
+TEST_CASE("a graph that backward has gone through is retained, unless backward made a graph of its own",
+          "[explain][reasons]") {
+  LiveBlock retained = kept_activation(200_MiB, 4);
+  retained.backward_ran = true;
+  DeviceHistory device = at_oom({retained});
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "retained_graph");
+  CHECK(
+      reason->text ==
+      "backward(retain_graph=True): backward has gone through this graph, and it still keeps 200.00 MiB of activations "
+      "at net.py:9");
+  LiveBlock derivative = kept_activation(200_MiB, 4);
+  derivative.phase = Phase::backward;
+  derivative.saved_by = std::vector<Where>{{.node = "MulBackward0"}};
+  device = at_oom({retained, derivative});
+  CHECK(reason_of(device) == "second_derivatives");
+  CHECK(find_reason({.device = device, .growths = {}})->bytes == 400_MiB);
+  derivative.saved_by = {};  // what backward made, and no node keeps
+  CHECK(reason_of(at_oom({retained, derivative})) == "retained_graph");
+  device = at_oom({retained});
+  device.failure->phase = Phase::backward;  // which may go through the same graph
+  CHECK(reason_of(device) != "retained_graph");
+}
+
+TEST_CASE("CUDA graphs hold memory by a pool for each, or by sizes that serve no larger one", "[explain][reasons]") {
+  DeviceHistory device = at_oom({});
+  device.state.allocated_bytes = 100_MiB;
+  for (const int64_t mib : {2, 20, 40, 60}) device.state.segments.push_back({.bytes = mib << 20, .pool = 1});
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "private_pools");
+  CHECK(reason->text ==
+        "the private memory pool of CUDA graphs holds 122.00 MiB in 4 segments of up to 60.00 MiB: a graph reuses what "
+        "those captured before it needed only where it needs no more");
+  device.state.segments.pop_back();
+  CHECK(reason_of(device).empty());
+  device.state.segments.push_back({.bytes = 60_MiB, .pool = 2});
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "2 private memory pools of CUDA graphs hold 122.00 MiB, each for itself");
+}
+
+TEST_CASE("parts of a loss that a loop makes keep their graphs until one backward", "[explain][reasons]") {
+  const auto parts = [](int turns) {
+    DeviceHistory device = at_oom({parameter("0.weight", true)});
+    for (int i = 0; i < turns; ++i) {
+      for (const char* op : {"aten::mul", "aten::exp", "aten::sub"}) {
+        LiveBlock part = kept_activation(20_MiB, 5);
+        part.made = {.op = op, .source = "loss.py:7"};
+        device.state.blocks.push_back(part);
+        device.state.allocated_bytes += part.bytes;
+      }
+    }
+    return device;
+  };
+  const DeviceHistory device = parts(6);
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "6 turns of a loop keep their graphs until one backward for all of them: 360.00 MiB (loss.py:7)");
+  CHECK(reason->fix == "backward_of_each_pass");
+  CHECK(reason_of(parts(2)) != "several_forward_passes");
+}
+
+TEST_CASE("an einsum of small operands that makes large tensors on its way is told by its order",
+          "[explain][reasons]") {
+  LiveBlock operand = kept_activation(1_MiB, 5);
+  LiveBlock made = kept_activation(200_MiB, 5);
+  made.made = {.op = "aten::einsum", .source = "net.py:4"};
+  DeviceHistory device = at_oom({operand, made});
+  device.failure->requested_bytes = 300_MiB;
+  device.failure->where = made.made;
+  CHECK(
+      find_reason({.device = device, .growths = {}})->text ==
+      "aten::einsum at net.py:4 makes tensors of up to 300.00 MiB on its way, and no tensor that it is given has more "
+      "than 1.00 MiB: the order of its operands decides");
+  device.state.blocks.front().bytes = 100_MiB;
+  CHECK(reason_of(device) != "large_intermediate");
+}
+
+TEST_CASE("a tensor as large as all parameters is said to be so", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.bytes = 480_MiB;
+  DeviceHistory device = at_oom({weight});
+  device.failure->requested_bytes = 489_MiB;
+  device.failure->where = {.op = "aten::empty", .source = "load.py:3"};
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "one tensor of 489.00 MiB, as much as all parameters take: aten::empty at load.py:3 makes it at once");
+}
+
+TEST_CASE("a model that was never called is no original of which others are copies", "[explain][reasons]") {
+  LiveBlock called = parameter("encoder.weight", true);
+  called.bytes = called.requested_bytes = 1_MiB;
+  LiveBlock uncalled{.bytes = 100_MiB,
+                     .requested_bytes = 100_MiB,
+                     .category = Category::parameter,
+                     .made = {.op = "aten::to", .source = "load.py:9"},
+                     .uncalled = true};
+  DeviceHistory device = at_oom({called, uncalled, uncalled});
+  CHECK(reason_of(device) != "several_models");
+  device.state.blocks.front().bytes = device.state.blocks.front().requested_bytes = 100_MiB;
+  CHECK(reason_of(device) == "several_models");
+}
+
 TEST_CASE("shapes without elements are no images and no tables", "[explain][reasons]") {
   DeviceHistory device = at_oom({parameter("0.weight", true)});
   for (const char* shape : {"[8, 0, 64, 64] float32", "[0, 3, 64, 64] float32", "[2048, 0] float32"}) {
