@@ -162,8 +162,9 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const std::string name = name_of(index);
   const bool is_parameter =
       reader_.type_name(reached_[index].object) == "Parameter" || name.find("._parameters") != name.npos;
-  const bool wants_gradient = tensor->requires_grad() && grad_fn_of(*tensor) == nullptr;
-  if (is_parameter) event.flags = kIsParameter;
+  const bool is_computed = grad_fn_of(*tensor) != nullptr;  // weights of an inner step stand where parameters do
+  const bool wants_gradient = tensor->requires_grad() && !is_computed;
+  if (is_parameter && !is_computed) event.flags = kIsParameter;
   if (wants_gradient && !is_parameter) event.flags = kWantsGradient;
   event.detail = thread_state().names.name(std::string_view(name));
   session().writer().write(event);
