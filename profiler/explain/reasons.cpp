@@ -319,21 +319,27 @@ Found keeps_graphs_of_loop(const ReasonFacts& f) {
                             block.made.module.empty() && !block.pending_free;
     if (is_of_loop) equal[{block.made.op, block.made.source, block.requested_bytes}].add(block);
   }
-  std::map<int64_t, Share> by_turns;
-  std::map<int64_t, size_t> ops;
+  struct Results {
+    int64_t bytes = 0;
+    size_t ops = 0;
+    const LiveBlock* largest = nullptr;
+  };
+  std::map<int64_t, Results> by_turns;
   for (const auto& [key, share] : equal) {
     if (share.count < kFewestTurns) continue;
-    Share& turns = by_turns[share.count];
-    turns.bytes += share.bytes;
-    if (turns.largest == nullptr || share.largest->bytes > turns.largest->bytes) turns.largest = share.largest;
-    ++ops[share.count];
+    Results& results = by_turns[share.count];
+    results.bytes += share.bytes;
+    ++results.ops;
+    if (results.largest == nullptr || share.largest->bytes > results.largest->bytes) results.largest = share.largest;
   }
   const auto most = std::ranges::max_element(by_turns, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == by_turns.end() || ops[most->first] < kFewestOps || !is_large(f, most->second.bytes)) return {};
+  if (most == by_turns.end()) return {};
+  const auto& [turns, kept] = *most;
+  if (kept.ops < kFewestOps || !is_large(f, kept.bytes)) return {};
   return Reason{.id = {},
                 .text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
-                                    most->first, with_unit(most->second.bytes), short_place(most->second.made())),
-                .bytes = most->second.bytes,
+                                    turns, with_unit(kept.bytes), short_place(kept.largest->made)),
+                .bytes = kept.bytes,
                 .fix = "backward_of_each_pass"};
 }
 

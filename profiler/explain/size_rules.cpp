@@ -149,6 +149,23 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
       .fix = "sort_in_parts"};
 }
 
+namespace {
+
+/// Of a copy to the GPU that failed beside `data`, which is there.
+std::string name_copies(const OutOfMemory& failed, const Share& data) {
+  const int64_t requested = failed.requested_bytes;
+  const std::string line = at(failed.where);
+  if (data.bytes * 20 < requested)
+    return fmt::format("a tensor of {} is copied to the GPU as a whole{}", with_unit(requested), line);
+  if (requested * 20 < data.bytes)
+    return fmt::format("the data set goes to the GPU as a whole{}: {} tensors so far, {}", at(data.made()), data.count,
+                       with_unit(data.bytes));
+  return fmt::format("tensors are copied to the GPU as a whole: {} at once{}, beside {}{}", with_unit(requested), line,
+                     with_unit(data.bytes), at(data.made()));
+}
+
+}  // namespace
+
 Found find_data_on_gpu(const ReasonFacts& facts) {
   constexpr int64_t kSeveralBatches = 4;
   const auto is_copied_before = [](const LiveBlock& block) {
@@ -178,16 +195,8 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   if (fails)
     lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
   return Reason{.id = {},
-                .text = fails && data.bytes * 20 < requested_bytes(facts)
-                            ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
-                                          with_unit(requested_bytes(facts)), at(failed_in(facts)))
-                        : fails && failed->requested_bytes * 20 < data.bytes
-                            ? fmt::format("the data set goes to the GPU as a whole{}: {} tensors so far, {}", at(where),
-                                          data.count, with_unit(data.bytes))
-                        : fails ? fmt::format("tensors are copied to the GPU as a whole: {} at once{}, beside {}{}",
-                                              with_unit(requested_bytes(facts)), at(failed_in(facts)),
-                                              with_unit(data.bytes), at(data.made()))
-                                : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
+                .text = fails ? name_copies(*failed, data)
+                              : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",
                 .how = std::move(lines)};

@@ -67,7 +67,6 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                                        const FollowedDevice& device) {
   const LiveSet& live_set = device.live_set;
   const AllocationReader reader(trace, followed.nodes, followed.table, live_set.allocations, live_set.observed);
-  const BackwardRuns runs(trace, followed.table, live_set, device.point.event);
   std::vector<LiveBlock> blocks;
   for (size_t b = 0; b < live_set.blocks.size(); ++b) {
     const Block& block = live_set.blocks[b];
@@ -93,10 +92,17 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .group = trace.name(allocation.group),
                       .trained = allocation.trained,
                       .uncalled = allocation.uncalled,
-                      .backward_ran = runs.has_run(allocation, saving_nodes),
                       .saved_by = reader.locate_saving_nodes(saving_nodes)});
   }
   return blocks;
+}
+
+void mark_backward_runs(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device,
+                        std::vector<LiveBlock>& blocks) {
+  const LiveSet& live_set = device.live_set;
+  const BackwardRuns runs(trace, followed.table, live_set, device.point.event);
+  for (size_t b = 0; b < blocks.size(); ++b)
+    blocks[b].backward_ran = runs.has_run(followed.table[live_set.allocations[b]], live_set.saving_nodes[b]);
 }
 
 }  // namespace
@@ -116,6 +122,7 @@ MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const
                     .saved_from_earlier_step = live_set.saved_from_earlier_step,
                     .blocks = describe_blocks(trace, followed, measured),
                     .segments = live_set.segments};
+  mark_backward_runs(trace, followed, measured, state.blocks);
   if (point.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
     state.time_ns = trace.time_ns(trace.events[point.event]);
     state.where = locate(trace, followed.nodes, trace.events[point.event]);

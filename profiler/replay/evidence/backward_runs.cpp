@@ -17,9 +17,10 @@ namespace {
 
 uint64_t key_of(uint16_t thread, uint64_t sequence) { return uint64_t{thread} << 48 | (sequence & 0xffff'ffff'ffff); }
 
-// Backward goes against forward's order: of the nodes that keep a block, the one that was made first runs last.
-const SavingNode& last_to_run(const std::vector<SavingNode>& nodes) {
-  return *std::ranges::min_element(nodes, {}, &SavingNode::node_sequence);
+// Of the last of these nodes to run. Backward goes against forward's order: that is the one that was made first.
+uint64_t key_of(const std::vector<SavingNode>& nodes) {
+  const SavingNode& last = *std::ranges::min_element(nodes, {}, &SavingNode::node_sequence);
+  return key_of(last.node_thread, last.node_sequence);
 }
 
 bool is_activation(const Allocation& allocation) {
@@ -37,7 +38,7 @@ BackwardRuns::BackwardRuns(const Trace& trace, const AllocationTable& table, con
     const auto& nodes = live_set.saving_nodes[b];
     if (nodes.empty() || !is_activation(allocation)) continue;
     begin = std::min(begin, allocation.born);
-    last_event_.emplace(key_of(last_to_run(nodes).node_thread, last_to_run(nodes).node_sequence), 0);
+    last_event_.emplace(key_of(nodes), 0);
   }
   if (last_event_.empty()) return;
   for (auto at = trace.events.from(begin); at != trace.events.end() && at.index() < failure; ++at) {
@@ -51,7 +52,7 @@ BackwardRuns::BackwardRuns(const Trace& trace, const AllocationTable& table, con
 
 bool BackwardRuns::has_run(const Allocation& allocation, const std::vector<SavingNode>& nodes) const {
   if (nodes.empty() || !is_activation(allocation)) return false;
-  const auto node = last_event_.find(key_of(last_to_run(nodes).node_thread, last_to_run(nodes).node_sequence));
+  const auto node = last_event_.find(key_of(nodes));
   return node != last_event_.end() && node->second > allocation.born;
 }
 

@@ -1950,7 +1950,7 @@ TEST_CASE("parts of a loss that a loop makes keep their graphs until one backwar
   CHECK(reason_of(parts(2)) != "several_forward_passes");
 }
 
-TEST_CASE("an einsum of small operands that makes large tensors on its way is told by its order",
+TEST_CASE("large tensors on the way of an einsum of small operands are explained by the order of these",
           "[explain][reasons]") {
   LiveBlock operand = kept_activation(1_MiB, 5);
   LiveBlock made = kept_activation(200_MiB, 5);
