@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "profiler/event.h"
@@ -79,6 +80,7 @@ class AllocationTable {
   /// A view needs this allocation, or no longer does.
   void hold(uint32_t id) { ++allocations_[id].views; }
   void let_go(uint32_t id);
+  void let_go(std::span<const uint32_t> ids);
 
   Allocation& operator[](uint32_t id) { return allocations_[id]; }
   const Allocation& operator[](uint32_t id) const { return allocations_[id]; }

@@ -116,13 +116,16 @@ std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocat
 }
 
 void StepCollector::thin(AllocationTable& table) {
+  std::vector<uint32_t> low;
   const auto drop_low = [&] {
-    const size_t dropped = std::erase_if(gone_, [&](const Gone& gone) {
+    low.clear();
+    std::erase_if(gone_, [&](const Gone& gone) {
       if (gone.died == kNoEvent || lives_at_high_point(gone)) return false;
-      table.let_go(gone.id);
+      low.push_back(gone.id);
       return true;
     });
-    count_ -= std::min(count_, dropped);
+    table.let_go(low);
+    count_ -= std::min(count_, low.size());
   };
   for (drop_low(); count_ > kMaxAllocations / 2 && highs_.size() > 64; drop_low()) join_windows();
   limit_ = std::max(kMaxAllocations, 2 * count_);
