@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "profiler/explain/batch.h"
 #include "profiler/explain/causes.h"
@@ -125,6 +126,12 @@ std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const 
   return findings.growths.front().last_step + static_cast<uint32_t>(steps);
 }
 
+/// Whether what would be left without fragmentation is so little that what the program holds is to be named first.
+bool is_nearly_full(const Cause& cause) {
+  constexpr int64_t kSmallPart = 50;
+  return cause.facts.left_if_packed_bytes() * kSmallPart < cause.facts.total_bytes;
+}
+
 /// What else is behind the cause, with its cure: where the first one does not help, it is what a reader can change.
 void add_besides(const std::optional<Reason>& reason, const StepModel& model, Findings& findings) {
   if (!reason) return;
@@ -209,6 +216,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     auto reason = find_reason(facts);
     const bool is_known = reason && reason == findings.reason;
     if (const auto second = is_known ? find_second_reason(facts, *reason) : std::nullopt) reason = second;
+    if (reason && findings.reason && is_nearly_full(*findings.cause)) std::swap(*reason, *findings.reason);
     add_besides(reason, model, findings);
   } else if (findings.reason) {
     add_besides(find_second_reason(facts, *findings.reason), model, findings);

@@ -275,6 +275,13 @@ constexpr FixRow kFixes[] = {
          "images = F.interpolate(images, size=(800, 800))  # or as they are loaded: transforms.Resize(800); or crops",
      .changes_training = true,
      .cures_reason = true},
+    {.id = "fewer_rows",
+     .label = "fewer rows at once",
+     .group = "batch",
+     .lines = "x = x[:, :length]  # shorter sequences, a part of the points or patches, sampled neighbours\n"
+              "# or smaller batches, whose gradients add up",
+     .changes_training = true,
+     .cures_reason = true},
     {.id = "no_grad_untrained",
      .label = "torch.no_grad() around what is not trained",
      .group = "grad",

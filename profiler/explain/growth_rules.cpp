@@ -66,6 +66,16 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   return growth.leads_to_all_steps(nodes);
 }
 
+/// The graphs of all steps that a container keeps, where what grows fastest has no variable: what backward made so that it can be
+/// differentiated is of the same graphs. Null where there is none.
+const Growth* find_collected_graphs(const ReasonFacts& facts, const Growth& fastest) {
+  if (!fastest.referrer.empty()) return nullptr;
+  const auto found = std::ranges::find_if(facts.growths, [](const Growth& one) {
+    return one.kind == GrowthKind::retained_graph && one.is_collected() && !one.is_referred();
+  });
+  return found == facts.growths.end() ? nullptr : &*found;
+}
+
 /// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
 bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   const int64_t blocks = growth.places.empty() ? 0 : growth.places.front().blocks;
@@ -165,6 +175,12 @@ std::vector<std::string_view> list_attributes_in_graphs(const ReasonFacts& facts
   return names;
 }
 
+/// Whether it trains, and no backward pass has made a gradient of a parameter yet: what a list keeps may be losses to be added.
+bool waits_for_backward(const ReasonFacts& facts) {
+  return trains(facts) && sum_category(facts, Category::gradient).count == 0 &&
+         sum_category(facts, Category::optimizer_state).count == 0;
+}
+
 /// `states`: what one step hands to the next.
 std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::string& variable,
                                           const std::vector<std::string_view>& states) {
@@ -184,7 +200,7 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
   const bool is_list = is_appended_to(variable);
   std::vector<std::string> lines{fmt::format(
       "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
-  if (facts.device.attribution.backward_bytes == 0)
+  if (facts.device.attribution.backward_bytes == 0 || waits_for_backward(facts))
     lines.emplace_back(
         "loss.backward()  # in the loop, if these are losses to be added: gradients add up, as of the sum");
   return lines;
@@ -268,6 +284,7 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
   if (growth->is_referred()) return {};         // gradients that a variable of the program collects
   if (count_optimizers(facts) >= 3) return {};  // whole trainings pile up
+  if (find_collected_graphs(facts, *growth) != nullptr) return {};
   if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
   // Gradients may just be kept, or be what the program goes on with.
   const bool is_known = std::ranges::any_of(facts.growths, [](const Growth& one) { return !one.places.empty(); });
@@ -304,22 +321,47 @@ Found find_growing_model(const ReasonFacts& facts) {
       .fix = "limited_parameters"};
 }
 
+// A variable of forward() is made anew by each call: where it leads to what all calls made, something handed that on.
+Found find_handed_states(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr || growth->kind != GrowthKind::retained_graph || growth->is_collected()) return {};
+  if (!contains(growth->referrer, " in forward (")) return {};
+  std::vector<std::string> states;
+  for (const Referrer& one : facts.device.referrers) {
+    const bool is_of_module = contains(one.variable, "_modules[") && one.variable.starts_with("attribute ");
+    if (is_of_module && one.nodes > 0 && !one.is_scalar()) states.push_back(as_written(variable_name(one.variable)));
+  }
+  if (states.empty()) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("a state that modules keep from one call to the next, {}, keeps the graph of all calls{}, {}",
+                          states.front(), at(growth->held), growing_text(*growth)),
+      .bytes = growth->grown_bytes,
+      .fix = "detach_state",
+      .how = {fmt::format("{0} = {0}.detach()  # after each batch, or a reset of the model's states", states.front()),
+              "with torch.no_grad():  # around the loop, if it evaluates"}};
+}
+
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr) return find_few_earlier_graphs(facts);
   if (growth->kind == GrowthKind::growing_buffer) return {};
   const bool retained = growth->kind == GrowthKind::retained_graph ? !keeps_outputs(facts, *growth)
                                                                    : is_kept_by_one_graph(facts, *growth);
-  if (!retained) return {};
+  const Growth* const collected = find_collected_graphs(facts, *growth);
+  if (!retained && collected == nullptr) return {};
+  if (collected != nullptr) growth = collected;
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
   const std::string keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
+  const int64_t per_step = collected != nullptr ? sum_per_step(facts.growths) : growth->bytes_per_step;
   const std::vector<std::string_view> states =
       is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
+  constexpr std::string_view wait = "; no backward for the parameters has run yet";
   const std::string handed = states.empty() ? "" : fmt::format("; {} hands it to the next", fmt::join(states, ", "));
   return Reason{.id = {},
-                .text = fmt::format("{} keeps the graph of each step{}, {}{}", keeps, at(growth->held),
-                                    growing_text(*growth), handed),
-                .bytes = growth->grown_bytes,
+                .text = fmt::format("{} keeps the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
+                                    with_unit(per_step), handed, waits_for_backward(facts) ? wait : ""),
+                .bytes = collected != nullptr ? sum_grown(facts.growths) : growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = lines_for_graphs(facts, variable, states)};
 }
@@ -331,6 +373,7 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (growth == nullptr) return find_cycles_without_steps(facts);
   if (growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
+  if (find_collected_graphs(facts, *growth) != nullptr) return {};
   if (is_let_go(facts, *growth)) return {};
   return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
                          growth->grown_bytes, growth->kind == GrowthKind::retained_graph);
@@ -431,6 +474,17 @@ Found find_output_on_context_without_steps(const ReasonFacts& facts) {
       left.bytes);
 }
 
+/// Whether the variable that is said to keep the graphs is a tensor that leads to too few nodes for those of all steps: each op of a step
+/// that is in a graph made one.
+bool leads_to_one_step(const ReasonFacts& facts, const Growth& growth) {
+  const auto found = std::ranges::find(facts.device.referrers, growth.referrer, &Referrer::variable);
+  if (growth.is_collected() || found == facts.device.referrers.end()) return false;
+  const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, [](const StepAllocation& block) {
+    return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
+  });
+  return found->nodes * 2 < ops * (int64_t{growth.last_step} - growth.first_step + 1);
+}
+
 }  // namespace
 
 // A tensor on the context of an autograd.Function that is its own output leads back to the node, which owns the context.
@@ -441,7 +495,8 @@ Found find_output_on_context(const ReasonFacts& facts) {
   int64_t all = 0, of_function = 0;
   const std::string_view name = growth->held.op;
   // Without a backward pass the node is still there, and with it what it saved.
-  const bool has_no_holder = facts.device.looked_for_referrers && growth->referrer.empty();
+  const bool has_no_holder =
+      facts.device.looked_for_referrers && (growth->referrer.empty() || leads_to_one_step(facts, *growth));
   for (const Growth& one : facts.growths) {
     all += one.bytes_per_step;
     of_function += one.held.op == name ? one.bytes_per_step : 0;

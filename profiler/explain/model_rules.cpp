@@ -485,7 +485,7 @@ Found find_large_layer(const ReasonFacts& facts) {
   const Share alike = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.category != Category::buffer && block.requested_bytes == weight->requested_bytes;
   });
-  const bool asks = requested_bytes(facts) >= weight->requested_bytes;
+  const bool asks = is_of_as_many(requested_bytes(facts), weight->requested_bytes);
   const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
   if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{

@@ -45,6 +45,13 @@ bool learns(const ReasonFacts& facts) {
          std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
 }
 
+bool runs_checkpoints(const ReasonFacts& facts) {
+  const auto is_of_checkpoint = [](const StepAllocation& block) { return contains(block.made.op, "Checkpoint"); };
+  return facts.device.packed_tensors > 0 ||
+         (failure(facts) != nullptr && contains(failure(facts)->stack, "utils/checkpoint.py")) ||
+         std::ranges::any_of(facts.device.step_allocations.blocks, is_of_checkpoint);
+}
+
 std::optional<bool> builds_graph(const ReasonFacts& facts) {
   const auto& step = facts.device.step_allocations.blocks;
   if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
@@ -124,14 +131,19 @@ bool is_garbage(std::vector<const LiveBlock*> let_go) {
 }
 
 Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
-  return {
-      .id = {},
-      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
-                          what, of_graphs ? " (a hook of autograd that refers to its own graph waits forever)" : ""),
-      .bytes = bytes,
-      .fix = "collect_garbage",
-      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
-              "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"}};
+  std::vector<std::string> lines{
+      "gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
+      "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"};
+  if (of_graphs) lines.emplace_back("with torch.no_grad():  # around writes in place that nothing differentiates");
+  return {.id = {},
+          .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
+                              what,
+                              of_graphs ? " (a hook of autograd, or a write in place, that refers to its own graph "
+                                          "waits forever)"
+                                        : ""),
+          .bytes = bytes,
+          .fix = "collect_garbage",
+          .how = std::move(lines)};
 }
 
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {

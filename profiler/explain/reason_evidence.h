@@ -62,6 +62,9 @@ const Growth* leading_growth(const ReasonFacts& facts);
 /// Whether the program trains, has run backward, or builds a graph.
 bool learns(const ReasonFacts& facts);
 
+/// Whether something in the step that failed is checkpointed, or other hooks pack what nodes save.
+bool runs_checkpoints(const ReasonFacts& facts);
+
 /// Whether the step that failed builds a graph; nothing where it has made nothing that would show it.
 std::optional<bool> builds_graph(const ReasonFacts& facts);
 

@@ -32,6 +32,13 @@ struct Vocabularies {
   std::set<int64_t> of_losses{};  ///< bytes of what a loss made of as many numbers as a smaller parameter has rows
 
   /// Whole rows, many of them; or as many numbers as a loss made.
+  bool is_logits(const LiveBlock& block) const {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    // As many rows as words are what was computed for each word.
+    const auto has = [&](int64_t count) { return std::find(shape.begin() + 1, shape.end(), count) != shape.end(); };
+    const bool may_be_rows = shape.size() < 2 || std::ranges::any_of(words, has) || !of_losses.empty();
+    return may_be_rows && !gathers(block.made) && is_logits(block.requested_bytes);
+  }
   bool is_logits(int64_t bytes) const {
     constexpr int64_t kFewRows = 64, kRounding = 512;
     const auto is_near = [](int64_t a, int64_t b) { return std::abs(a - b) < kRounding; };
@@ -126,12 +133,9 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
 // nobody hears.
 Found find_checkpoints_without_effect(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !failed->asks_for_checkpoints || facts.device.packed_tensors > 0) return {};
-  const auto is_of_checkpoint = [](const StepAllocation& block) { return contains(block.made.op, "Checkpoint"); };
-  const bool runs = contains(failed->stack, "utils/checkpoint.py") ||
-                    std::ranges::any_of(facts.device.step_allocations.blocks, is_of_checkpoint);
+  if (failed == nullptr || !failed->asks_for_checkpoints) return {};
   const Share saved = sum_category(facts, Category::activation);
-  if (runs || !is_large(facts, saved.bytes)) return {};
+  if (runs_checkpoints(facts) || !is_large(facts, saved.bytes)) return {};
   const std::string_view mode = failed->modules_evaluate ? ", and the model is in evaluation mode" : "";
   return Reason{
       .id = {},
@@ -247,17 +251,22 @@ Found find_logits(const ReasonFacts& facts) {
   const Vocabularies vocabularies = find_vocabularies(facts);
   const Share logits = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_of_model = is_of_models(block.category) || !module_of(facts.referrers.find(block)).empty();
-    return !is_of_model && vocabularies.is_logits(block.requested_bytes);
+    return !is_of_model && vocabularies.is_logits(block);
   });
   const bool never_ran_backward = facts.device.attribution.backward_bytes == 0 && !trains(facts);
   // Many passes, each of which keeps its logits: their graphs are the reason.
   if (never_ran_backward && logits.count >= kManyPasses && builds_graph(facts).value_or(false)) return {};
   const OutOfMemory* failed = failure(facts);
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
-                             !makes_of_nothing(failed->where) &&
+                             !makes_of_nothing(failed->where) && !gathers(failed->where) &&
                              (is_loss_op(failed->where) || vocabularies.is_logits(failed->requested_bytes));
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words
+  // Outside of any layer and of any loss it is the program's own product: scores of users and items, as a matrix of all pairs.
+  const bool is_own_product = failed != nullptr && failed->where.module.empty() &&
+                              any_op(failed->where, {"aten::matmul", "aten::mm", "aten::bmm", "aten::einsum"}) &&
+                              failed->where.op != "aten::linear";
+  if (logits.count == 0 && is_own_product && !builds_graph(facts).value_or(false)) return {};
   if (vocabularies.empty() || !is_large(facts, bytes, 0.4)) return {};
   const Where made = logits.largest != nullptr ? logits.made() : failed_in(facts);
   const std::string words =
@@ -270,7 +279,8 @@ Found find_logits(const ReasonFacts& facts) {
       .bytes = bytes,
       .fix = "loss_in_chunks",
       .how = {"losses = [checkpoint(loss_of_chunk, h, y, use_reentrant=False) for h, y in zip(h.chunk(8), y.chunk(8))]",
-              "# or liger_kernel's fused linear cross-entropy"}};
+              "# or liger_kernel's fused linear cross-entropy; logits_to_keep=n, where few positions are used",
+              "# what only metrics need of them, as an entropy: under torch.no_grad(), in parts"}};
 }
 
 Found find_embedding_gradients(const ReasonFacts& facts) {

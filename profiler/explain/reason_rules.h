@@ -10,6 +10,8 @@ using Found = std::optional<Reason>;
 
 Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
+/// Tensors in graphs that modules have as attributes, and that the next call goes on with.
+Found find_handed_states(const ReasonFacts& facts);
 /// Parameters and their state, of which each step has more.
 Found find_growing_model(const ReasonFacts& facts);
 Found find_small_views(const ReasonFacts& facts);
@@ -56,6 +58,8 @@ Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 /// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
 Found find_few_kept_tensors(const ReasonFacts& facts);
+/// Nothing but how many rows a forward pass works on, and what each of them takes.
+Found find_many_rows(const ReasonFacts& facts);
 /// Indices of 64 bits, one for each element, where one for each row would do.
 Found find_wide_index(const ReasonFacts& facts);
 /// One tensor that a variable has: what is left to say where no other row holds.

@@ -249,6 +249,8 @@ Found keeps_graph_that_nothing_uses(const ReasonFacts& f) {
   if (wants_gradient_of_data(f) || !std::ranges::any_of(f.device.complete.blocks, &StepAllocation::in_graph)) return {};
   const KeptPasses kept = count_passes(f);
   if (!kept.has_layers() || !is_large(f, kept.bytes, kMostOfAll)) return {};
+  Found of_several = keeps_graphs_in_evaluation(f);  // the one before, too, and who keeps it
+  if (of_several && of_several->bytes > kept.bytes) return of_several;
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   const std::string place = find_caller_of_model(calls, failure.where);
   return Reason{.id = {},
@@ -492,6 +494,7 @@ constexpr ReasonRow kReasons[] = {
     {"caught_traceback", find_kept_traceback, true},
     {"output_on_ctx", find_output_on_context, true},
     {"create_graph", find_create_graph, true},
+    {"recurrent_state", find_handed_states, true},
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"repeated_copies", find_repeated_rows},
     {"recurrent_state", state_is_not_detached, true},
@@ -575,6 +578,7 @@ constexpr ReasonRow kReasons[] = {
     {"large_result", find_large_result, false, true},
     {"equal_rows", find_equal_rows, false, true},
     {"largest_tensor", find_largest_tensor, false, true},
+    {"many_rows", find_many_rows, false, true},
     {"fragmentation", finds_no_free_block},
 };
 

@@ -26,6 +26,11 @@ bool makes_layer(const Where& where) {
                         "aten::dropout", "aten::softmax", "aten::scaled_dot_product_attention"});
 }
 
+/// What is filled later: its type is the default one where nobody chose another.
+bool makes_values(const Where& where) {
+  return is_one_of(where.op, {"aten::zeros", "aten::empty", "aten::ones", "aten::full"});
+}
+
 constexpr const char* kInParts =
     "parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next";
 
@@ -42,8 +47,8 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
   if (any_op(where, {"aten::einsum", "aten::matmul", "aten::bmm", "aten::mm"}))
     return {"y = a @ (b @ c)  # two operands at a time, in the order that stays small; or rows in parts"};
   // Inside of most ops something is empty at first.
-  if (is_one_of(where.op, {"aten::zeros", "aten::empty", "aten::ones", "aten::full", "aten::zeros_like",
-                           "aten::ones_like", "aten::empty_like", "aten::full_like"}))
+  if (makes_values(where) ||
+      is_one_of(where.op, {"aten::zeros_like", "aten::ones_like", "aten::empty_like", "aten::full_like"}))
     return {
         "x = torch.zeros(…)  # of fewer or smaller dimensions, as only the diagonal; in half precision, or on the "
         "host"};
@@ -202,15 +207,17 @@ Found find_largest_tensor(const ReasonFacts& facts) {
   const LiveBlock& largest = *named.largest;
   const Referrer& referrer = *facts.referrers.find(largest);
   const std::string_view name = variable_name(referrer.variable);
-  return Reason{
-      .id = {},
-      .text =
-          fmt::format("{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes), comma_shape(largest),
-                      largest.made.op.empty() ? "" : fmt::format(", made by {}{}", largest.made.op, at(largest.made))),
-      .bytes = largest.bytes,
-      .fix = "smaller_result",
-      .how = {fmt::format("{}  # on the host, as device=\"cpu\" or .cpu(), and only parts of it on the GPU; or smaller",
-                          name.empty() ? "x" : name)}};
+  const bool is_wide = largest.shape.ends_with(" float32") && makes_values(largest.made);
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes), comma_shape(largest),
+                    largest.made.op.empty() ? "" : fmt::format(", made by {}{}", largest.made.op, at(largest.made))),
+                .bytes = largest.bytes,
+                .fix = "smaller_result",
+                .how = {fmt::format(
+                    "{}  # {}on the host, as device=\"cpu\" or .cpu(), and only parts of it on the GPU; or smaller",
+                    name.empty() ? "x" : name,
+                    is_wide ? "dtype=torch.uint8 or float16, if what is put into it has no more; or " : "")}};
 }
 
 Found find_dense_matrix(const ReasonFacts& facts) {

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -501,6 +502,66 @@ Found find_full_resolution(const ReasonFacts& facts) {
       .how = {"nn.Conv2d(3, channels, 7, stride=2, padding=3)  # the first layer, or a pooling behind it: a "
               "quarter from there on",
               "images = F.interpolate(images, scale_factor=0.5)  # or as they are loaded: transforms.Resize(…)"}};
+}
+
+namespace {
+
+/// What a layer works on at once: the sizes of its result but for the channels, which are second in images and volumes, else last.
+std::vector<int64_t> rows_of(const LiveBlock& block) {
+  std::vector<int64_t> shape = parse_shape(block.shape);
+  if (shape.size() < 2) return {};
+  const bool has_pixels = contains_one_of(block.made.op, {"conv", "batch_norm", "pool", "upsample"});
+  shape.erase(has_pixels && shape.size() >= 3 ? shape.begin() + 1 : shape.end() - 1);
+  return shape;
+}
+
+/// Of how many things a layer works on all pairs: two of the sizes that are equal, or one less, and not width and height. 0: it does not.
+int64_t count_paired(const std::vector<int64_t>& sizes) {
+  constexpr int64_t kMany = 64;
+  if (sizes.size() != 2 || sizes[0] < kMany) return 0;
+  return sizes[0] == sizes[1] || sizes[0] == sizes[1] + 1 ? sizes[0] : 0;
+}
+
+}  // namespace
+
+// What is left to say of a step of training: how much it works on at once, and what each row takes.
+Found find_many_rows(const ReasonFacts& facts) {
+  constexpr double kWorthNaming = 0.25;  // of the memory: most layers have other sizes
+  constexpr int64_t kManyRows = 64;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer || !builds_graph(facts).value_or(false)) return {};
+  const auto is_saved = [&](const LiveBlock& block) {
+    return block.category == Category::activation && block.step == facts.device.state.step &&
+           !block.made.module.empty();
+  };
+  const Share saved = sum_blocks(facts, is_saved);
+  if (!is_large(facts, saved.bytes, 0.5)) return {};
+  std::map<std::vector<int64_t>, Share> alike;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    std::vector<int64_t> rows = is_saved(block) ? rows_of(block) : std::vector<int64_t>();
+    if (!rows.empty()) alike[std::move(rows)].add(block);
+  }
+  const auto most = std::ranges::max_element(alike, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == alike.end() || !is_large(facts, most->second.bytes, kWorthNaming)) return {};
+  const auto& [sizes, work] = *most;
+  int64_t rows = 1;
+  for (const int64_t size : sizes) rows *= size;
+  if (rows < kManyRows) return {};
+  const int64_t paired = count_paired(sizes);
+  return Reason{
+      .id = {},
+      .text = fmt::format("one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
+                          "backward{}: {} for each",
+                          fmt::join(sizes, " × "), sizes.size() >= 3 ? "places" : "rows",
+                          paired > 0 ? fmt::format(", all pairs of {},", paired) : "", work.made().module,
+                          comma_shape(*work.largest), with_unit(saved.bytes),
+                          runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows)),
+      .bytes = saved.bytes / 2,
+      .fix = sizes.size() == 1 || paired > 0 ? "fewer_rows" : "",
+      .how = paired == 0 ? std::vector<std::string>()
+                         : std::vector<std::string>{"near = torch.cdist(pos, pos) < cutoff  # pairs within a "
+                                                    "cutoff alone, as a list of indices",
+                                                    "# or the pairs of some rows after the other"}};
 }
 
 }  // namespace oomdiag

@@ -92,7 +92,9 @@ void take_whole_run(Report& failed, const Report& whole) {
   facts.complete_run_reserved_bytes = seen->peak.reserved_bytes;
   const bool was_fragmented = cause.kind == CauseKind::fragmentation;
   decide_again(cause);
-  if (was_fragmented && cause.kind != CauseKind::fragmentation) {
+  const bool is_of_size =
+      device.besides && device.besides->reason.id == "fragmentation";  // what the program holds stands first
+  if (was_fragmented && cause.kind != CauseKind::fragmentation && !is_of_size) {
     device.reason = device.besides ? std::optional(device.besides->reason) : std::nullopt;
     if (device.besides) device.fixes = device.besides->fixes;
   }

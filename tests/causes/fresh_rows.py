@@ -48,7 +48,7 @@ def fresh(Pattern):
         row("matcher_of_all_targets", *pairs, "facebookresearch/detr#606"),
         row("jacobian_in_one_sweep", "vectorized_over_all", r"chunk_size", "pytorch/functorch#1058"),
         row("image_pool_with_graph", graphs, r"detach", "junyanz/pytorch-CycleGAN-and-pix2pix#512"),
-        row("auxiliary_phase", "capacity", r"half|batch|accumul|checkpoint|autocast", "openai/phasic-policy-gradient#2"),
+        row("auxiliary_phase", "larger_step", r"half|batch|accumul|checkpoint|autocast", "openai/phasic-policy-gradient#2"),
         row("joint_of_transducer", "logits", r"chunk|split|half|batch|prun|sampl", "NVIDIA-NeMo/Speech#5216", memory=800),
         # Gradients that nobody reads any more.
         row("gradients_during_validation", "gradients_kept", r"zero_grad|set_to_none", "speechbrain/speechbrain#1739"),

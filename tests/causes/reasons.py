@@ -183,7 +183,7 @@ def new_threads():
         Pattern("best_weights_beside_model", "several_models", r"\bdel\b|host|cpu", "facebookresearch/pytext#1367"),
         Pattern("average_on_the_gpu", "several_models", r"host|cpu", "rwightman/efficientdet-pytorch#38", memory=900),
         Pattern("cell_over_long_sequence", "unrolled_sequence", r"sequence|truncat|detach|checkpoint|half", "salesforce/awd-lstm-lm#29"),
-        Pattern("volume_at_once", "capacity", r"half|crop|patch|checkpoint|autocast", "JuliaWolleb/Diffusion-based-Segmentation#29"),
+        Pattern("volume_at_once", "large_images", r"half|crop|patch|checkpoint|autocast", "JuliaWolleb/Diffusion-based-Segmentation#29"),
         Pattern("moments_of_large_model", "model_states", r"8-?bit|SGD|offload|LoRA", "Alpha-VLLM/LLaMA2-Accessory#85"),
         Pattern("strings_of_all_pairs", *pairs, "huawei-noah/HEBO#13"),
         Pattern("perceptual_target_with_graph", "graph_without_use", r"no_grad|requires_grad|detach", "KupynOrest/DeblurGAN#77"),

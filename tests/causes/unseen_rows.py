@@ -19,7 +19,7 @@ def unseen(Pattern):
         row("slices_of_test_volumes", *evaluation, "guopengf/FL-MRCM#2"),
         row("citations_of_papers", "all_pairs", r"split|chunk|broadcast|sparse", "diegoantognini/pyGAT#56"),
         # A matrix for each edge: nothing more special than activations.
-        row("energies_of_molecules", "capacity", r"half|batch|accumul|checkpoint|autocast|split|chunk", "pyg-team/pytorch_geometric#1415"),
+        row("energies_of_molecules", "many_rows", r"half|batch|accumul|checkpoint|autocast|split|chunk", "pyg-team/pytorch_geometric#1415"),
         row("cells_in_another_order", "dense_matrix", r"sparse", "schwartzlab-methods/CellNEST#34"),
         row("field_at_all_points", *pairs, "cornellius-gp/gpytorch#2754"),
         row("registration_of_large_scene", *pairs, "qinzheng93/GeoTransformer#69"),

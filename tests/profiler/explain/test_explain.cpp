@@ -117,6 +117,32 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   CHECK(own.facts.other_pools_cached_bytes == 0);
 }
 
+TEST_CASE("where hardly anything would be left without fragmentation, what the program holds is named first",
+          "[explain]") {
+  const auto explained = [](int64_t cached) {
+    DeviceHistory device;
+    device.state = FailedRequest{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB}.state();
+    device.state.blocks = {{.bytes = 8_GiB,
+                            .requested_bytes = 8_GiB,
+                            .category = Category::input,
+                            .made = {.op = "aten::zeros", .source = "storage.py:3"},
+                            .shape = "[2048, 1048576] float32"}};
+    device.referrers = {{.variable = "attribute 'storage.frames' in main (storage.py:9)",
+                         .made = device.state.blocks[0].made,
+                         .bytes = 8_GiB,
+                         .storage_bytes = 8_GiB}};
+    device.failure = OutOfMemory{.phase = Phase::other, .where = {.op = "aten::to"}, .requested_bytes = 1_GiB};
+    return explain(device, {.device = gpu_of(8_GiB + 500_MiB + cached)});
+  };
+  const Findings full = explained(600_MiB);
+  CHECK(full.cause->kind == CauseKind::fragmentation);
+  CHECK(full.reason->id == "largest_tensor");
+  CHECK(full.besides->reason.id == "fragmentation");
+  const Findings roomy = explained(1_GiB);
+  CHECK(roomy.reason->id == "fragmentation");
+  CHECK(roomy.besides->reason.id == "largest_tensor");
+}
+
 TEST_CASE("what private pools keep is needed besides, and no fix is said to fit into it", "[explain]") {
   DeviceHistory device;
   device.failure = OutOfMemory{.requested_bytes = 5_GiB};

@@ -1509,7 +1509,7 @@ TEST_CASE("weights of other models and counts of pairs of classes are no logits"
   table.requested_bytes = table.bytes = 16000 * 256 * 4;
   LiveBlock other = table;
   other.category = Category::input;
-  other.name = {};
+  other.name = other.shape = {};
   other.made = {.op = "aten::to", .source = "translate.py:3"};
   DeviceHistory device = at_oom({table, other, other, other, other});
   device.attribution.backward_bytes = 0;
@@ -2026,6 +2026,135 @@ TEST_CASE("what is joined is counted of its own container, and not of others tha
   REQUIRE(reason);
   CHECK(reason->id == "joined_results");
   CHECK(reason->text.find("joins the 3 tensors of ") != std::string::npos);
+}
+
+TEST_CASE("what is left to say of a step of training is how many rows it works on, and what each keeps",
+          "[explain][reasons]") {
+  LiveBlock kept = kept_activation(100_MiB, 5);
+  kept.shape = "[20480, 1280] float32";
+  DeviceHistory device = at_oom({kept, kept});
+  device.state.step = 5;
+  device.attribution.backward_bytes = 0;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("0.act", 100_MiB)}};
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "many_rows");
+  CHECK(reason->fix == "fewer_rows");
+  CHECK(reason->text ==
+        "one forward pass works on 20480 rows at once, as '0.act' does, [20480, 1280] float32, and keeps 200.00 MiB "
+        "for backward, as nothing is checkpointed: 10.00 KiB for each");
+  device.packed_tensors = 1;
+  CHECK(find_reason({.device = device, .growths = {}})->text.ends_with("for backward: 10.00 KiB for each"));
+  device.packed_tensors = 0;
+  for (LiveBlock& block : device.state.blocks) block.shape = "[512, 511, 100] float32";
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("one forward pass works on 512 × 511 rows, all pairs of 512, at once"));
+  for (LiveBlock& block : device.state.blocks) block.shape = "[4, 640, 2048] float32";
+  CHECK(find_reason({.device = device, .growths = {}})
+            ->fix.empty());  // half the batch, and shorter sequences, are known fixes
+  for (LiveBlock& block : device.state.blocks) block.shape = {};
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("rows of a graph that are as large as logits by chance are none", "[explain][reasons]") {
+  LiveBlock table = parameter("embedding.weight", true);
+  table.shape = "[10000, 64] float32";
+  LiveBlock nodes = kept_activation(100_MiB, 5);
+  nodes.requested_bytes = int64_t{10000} * 2 * 4096;
+  nodes.shape = "[10000, 4096] float16";
+  DeviceHistory device = at_oom({table, nodes});
+  device.step_allocations = {.step = 5, .blocks = {graph_block("conv", 100_MiB)}};
+  device.failure->requested_bytes = int64_t{1'400'000} * 64 * 4;
+  device.failure->where = {.op = "aten::index", .module = "conv", .source = "net.py:5"};
+  CHECK(reason_of(device) != "logits");
+  device.state.blocks[1].shape = "[4096, 10000] float16";
+  device.state.blocks[1].bytes = 400_MiB;
+  device.state.allocated_bytes += 300_MiB;
+  device.failure->where = {.op = "aten::linear", .module = "head", .source = "net.py:9"};
+  CHECK(reason_of(device) == "logits");
+}
+
+TEST_CASE("the program's own product of rows and a table is all pairs of them", "[explain][reasons]") {
+  LiveBlock table = parameter("items.weight", true);
+  table.shape = "[28000, 64] float32";
+  const LiveBlock users{.bytes = 3_MiB,
+                        .requested_bytes = int64_t{12000} * 64 * 4,
+                        .category = Category::input,
+                        .made = {.op = "aten::embedding", .source = "rank.py:4"},
+                        .shape = "[12000, 64] float32"};
+  DeviceHistory device = at_oom({table, users});
+  device.attribution.backward_bytes = 0;
+  device.failure->phase = Phase::other;
+  device.failure->requested_bytes = int64_t{12000} * 28000 * 4;
+  device.failure->where = {.op = "aten::matmul", .source = "rank.py:5"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text == "all pairs at once at rank.py:5: the result is [12000, 28000], rows × rows");
+}
+
+TEST_CASE("graphs that a container collects keep what backward made to be differentiated, too", "[explain][reasons]") {
+  const Growth gradients{.kind = GrowthKind::kept_tensors,
+                         .bytes_per_step = 3_MiB,
+                         .grown_bytes = 60_MiB,
+                         .held = {.node = "MulBackward0", .op = "aten::mul", .source = "pde.py:9"},
+                         .places = {{.where = {.op = "aten::mul"}, .bytes_per_step = 3_MiB, .differentiated = true}}};
+  Growth graphs{.kind = GrowthKind::retained_graph,
+                .bytes_per_step = 2_MiB,
+                .grown_bytes = 40_MiB,
+                .held = {.op = "aten::tanh", .source = "pde.py:7"},
+                .places = {{.where = {.op = "aten::tanh"}, .bytes_per_step = 2_MiB}}};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::gradient});
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {gradients, graphs}) == "create_graph");
+  graphs.referrer = "dict 'history' in train (pde.py:3)";
+  const std::vector<Growth> growths{gradients, graphs};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "dict 'history' in train (pde.py:3) keeps the graph of each step at pde.py:7, 5.00 MiB per step");
+  CHECK(reason->bytes == 100_MiB);
+}
+
+TEST_CASE("a variable of forward() leads to earlier calls by a state of a module", "[explain][reasons]") {
+  Growth growth{.kind = GrowthKind::retained_graph,
+                .bytes_per_step = 10_MiB,
+                .grown_bytes = 100_MiB,
+                .held = {.op = "aten::sub", .module = "conv.2", .source = "snn.py:7"},
+                .referrer = "variable 'spikes' in forward (snn.py:20)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.attribution.backward_bytes = 0;
+  device.referrers = {{.variable = growth.referrer, .nodes = 900, .bytes = 4},
+                      {.variable = "attribute 'net._modules[\"conv\"]._modules[2].v' in main (snn.py:31)",
+                       .made = {.op = "aten::add", .source = "snn.py:8"},
+                       .nodes = 4,
+                       .bytes = 1_MiB}};
+  const std::vector<Growth> growths{growth};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->id == "recurrent_state");
+  CHECK(reason->text.starts_with("a state that modules keep from one call to the next, net.conv[2].v,"));
+  growth.referrer = "variable 'total' in main (snn.py:31)";
+  CHECK(reason_of(device, {growth}) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("losses in a list are said to wait for a backward, where none for the parameters has run",
+          "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph,
+                      .bytes_per_step = 10_MiB,
+                      .grown_bytes = 100_MiB,
+                      .held = {.op = "aten::mul", .source = "fit.py:7"},
+                      .referrer = "list 'losses' in loss_of_all (fit.py:5)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4), parameter("0.weight", true)});
+  const std::vector<Growth> growths{growth};
+  auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text.ends_with("; no backward for the parameters has run yet"));
+  CHECK(reason->how.back().starts_with("loss.backward()"));
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::gradient});
+  reason = find_reason({.device = device, .growths = growths});
+  CHECK(reason->text.ends_with("per step"));
 }
 
 }  // namespace oomdiag

@@ -99,6 +99,11 @@ TEST_CASE("what was said of fragmentation gives way to the reason of a step that
   report = failed;
   take_whole_run(report, whole_run(10 * kGiB));
   CHECK(report.devices[0].reason->id == "fragmentation");
+
+  report = failed;
+  std::swap(*report.devices[0].reason, report.devices[0].besides->reason);  // nearly full
+  take_whole_run(report, whole_run(13 * kGiB));
+  CHECK(report.devices[0].reason->id == "kept_tensors");
 }
 
 TEST_CASE("where the whole run would fit, fragmentation stays the cause and its fix stays first", "[report]") {
