@@ -31,4 +31,7 @@ class CommonReferrers {
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<OfMaker>> makers_;
 };
 
+/// "self.ssim.preds" of "self._modules["ssim"].preds", as a program has it; of any text that holds such names.
+std::string as_written(std::string_view text);
+
 }  // namespace oomdiag

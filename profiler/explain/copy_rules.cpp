@@ -96,13 +96,15 @@ Found find_second_tensor(const ReasonFacts& facts) {
   if (referrer == nullptr || is_copy(failed.where.op) || !is_large(facts, 2 * failed.requested_bytes, 0.5)) return {};
   const std::string_view name = variable_name(referrer->variable);
   const std::string_view op = failed.where.op.substr(failed.where.op.rfind(':') + 1);
-  return Reason{.id = {},
-                .text = fmt::format("{}{} makes a second tensor of {} beside {}", failed.where.op, at(failed.where),
-                                    with_unit(failed.requested_bytes), referrer->variable),
-                .bytes = failed.requested_bytes,
-                .fix = "in_place",
-                .how = {fmt::format("{}.{}_(…)  # in place: no second tensor; or {} on the host from the beginning",
-                                    name, op, name)}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} makes a second tensor of {} beside {}", failed.where.op, at(failed.where),
+                          with_unit(failed.requested_bytes), referrer->variable),
+      .bytes = failed.requested_bytes,
+      .fix = "in_place",
+      .how = {
+          fmt::format("{}.{}_(…)  # in place: no second tensor; or {} on the host from the beginning", name, op, name),
+          fmt::format("for part in {}.split(1024): …  # or rows in parts, the result of each where it goes", name)}};
 }
 
 }  // namespace

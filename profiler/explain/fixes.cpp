@@ -275,6 +275,19 @@ constexpr FixRow kFixes[] = {
          "images = F.interpolate(images, size=(800, 800))  # or as they are loaded: transforms.Resize(800); or crops",
      .changes_training = true,
      .cures_reason = true},
+    {.id = "fewer_matrices",
+     .label = "matrices in place, or sparse",
+     .group = "data",
+     .lines = "torch.diagonal(matrix).fill_(-1)  # in place: no identity beside it; x.sub_(y) in place of x - y\n"
+              "matrix = matrix.to_sparse()  # where most of it is zero\n"
+              "for rows in x.split(1024): loss_of(rows @ y.T)  # blocks of rows, where each is reduced before the next",
+     .cures_reason = true},
+    {.id = "samples_in_parts",
+     .label = "gradients of some samples at a time",
+     .group = "batch",
+     .lines = "for part in batch.split(16): per_sample(part)  # reduce or clip each part's gradients, and add them up\n"
+              "torch.func.vmap(grad, chunk_size=16)(params, batch)  # of torch.func; opacus: BatchMemoryManager",
+     .cures_reason = true},
     {.id = "fewer_rows",
      .label = "fewer rows at once",
      .group = "batch",
@@ -361,8 +374,10 @@ constexpr FixRow kFixes[] = {
     {.id = "logits_in_parts",
      .label = "logits of some rows at a time",
      .group = "loss",
-     .lines =
-         "for part in hidden.split(256): scores = head(part)  # and of each only what is used: topk, a log-probability",
+     .lines = "for part in hidden.split(256): scores = head(part)  # and of each only what is used: topk, a "
+              "log-probability\n"
+              "# logits_to_keep=n, where few positions are used; the model without its head, where hidden states are\n"
+              "logp = picked - part.logsumexp(-1)  # of one word each: without log_softmax of all",
      .cures_reason = true},
     {.id = "stay_sparse",
      .label = "sparse matrices in place of dense ones",

@@ -236,6 +236,13 @@ Share sum_graph_of_backward(const ReasonFacts& facts) {
   });
 }
 
+std::vector<std::string> lines_without_training() {
+  return {
+      "torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the result once "
+      "more",
+      "for part in x.split(64): loss_of(part).backward()  # else a part at a time: gradients add up, as of the sum"};
+}
+
 Share sum_run_through(const ReasonFacts& facts) {
   return sum_blocks(facts, [](const LiveBlock& block) { return block.backward_ran; });
 }
@@ -273,7 +280,8 @@ Found find_second_derivatives(const ReasonFacts& facts) {
                           "backward beside it, {} in all",
                           at(graph.made()), with_unit(all.bytes)),
       .bytes = all.bytes,
-      .fix = "derivatives_in_parts"};
+      .fix = "derivatives_in_parts",
+      .how = trains(facts) ? std::vector<std::string>() : lines_without_training()};
 }
 
 Found find_graph_without_use(const ReasonFacts& facts) {

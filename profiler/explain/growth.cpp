@@ -192,13 +192,14 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
       growth.referred_bytes += referrer.storage_bytes;
     }
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
-    // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
-    // variable that has those of the last step only does not keep the others.
-    if (growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most()))
-      growth.referrer = nodes.most();
     // A name has one tensor: what two steps left it does not keep.
     const bool is_one_of_several = blocks > 1 && tensors.count_of_most() == 1 && !is_container(tensors.most());
     const bool are_most = growth.kind == GrowthKind::growing_buffer || (found * 2 >= blocks && !is_one_of_several);
+    // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
+    // variable that has those of the last step only does not keep the others. What a container has itself no graph keeps.
+    const bool is_graph = growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most());
+    const bool is_contained = are_most && growth.is_referred() && is_container(tensors.most());
+    if (is_graph && !is_contained) growth.referrer = nodes.most();
     if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();
   }
 }

@@ -537,7 +537,8 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
       .how = {
           is_closure
               ? "gc.collect()  # after each step: a function keeps what it uses of those around it, and a class itself"
-          : is_replaced ? fmt::format("{} = None  # when it has served; or .cpu()", variable_name(variable))
+          : is_replaced ? assign_each(as_written(variable_name(variable)), [](const std::string&) { return "None"; }) +
+                              "  # when it has served; or .cpu()"
                         : line_for_kept(variable, false)}};
 }
 

@@ -230,7 +230,30 @@ Found find_models_in_cycles(const ReasonFacts& facts) {
                          bytes);
 }
 
+namespace {
+
+/// Weights that cat() or stack() made of others, which are still there.
+Found find_joined_weights(const ReasonFacts& facts) {
+  const auto is_weight = [](const LiveBlock& block) { return block.category == Category::parameter; };
+  const Share joined = sum_blocks(facts, [&](const LiveBlock& block) { return is_weight(block) && joins(block.made); });
+  const Share others =
+      sum_blocks(facts, [&](const LiveBlock& block) { return is_weight(block) && !joins(block.made); });
+  const bool asks = failure(facts) != nullptr && joins(failed_in(facts)) && failed_in(facts).module.empty();
+  const int64_t bytes = joined.bytes + (asks ? requested_bytes(facts) : 0);
+  if (joined.count < 2 || others.bytes < joined.bytes || !is_large(facts, bytes, 0.2)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("weights are joined to new ones{}, {}, while those that they are made of are still there: {}",
+                          at(joined.made()), with_unit(bytes), with_unit(others.bytes)),
+      .bytes = joined.bytes,
+      .fix = "drop_models",
+      .how = {"del layer.parts  # of each layer, as soon as its weights are joined; or join them on the host"}};
+}
+
+}  // namespace
+
 Found find_weight_copies(const ReasonFacts& facts) {
+  if (Found joined = find_joined_weights(facts)) return joined;
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   if (const Share clones = find_clones(facts); is_large(facts, clones.bytes)) {
     return Reason{
@@ -301,13 +324,14 @@ Found find_idle_model(const ReasonFacts& facts) {
   if (most == models.end() || !is_large(facts, most->second.bytes, 0.2)) return {};
   const auto& [name, share] = *most;
   if (!lets_request_through(facts, share.bytes)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
-                          at(share.made()), with_unit(share.bytes)),
-      .bytes = share.bytes,
-      .fix = "model_later",
-      .how = {fmt::format("{}.cuda()  # only before it is called; until then on the host: {}.cpu()", name, name)}};
+  return Reason{.id = {},
+                .text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
+                                    at(share.made()), with_unit(share.bytes)),
+                .bytes = share.bytes,
+                .fix = "model_later",
+                .how = {for_each_item(as_written(name), [](const std::string& item) {
+                  return fmt::format("{0}.cuda()  # only before it is called; until then on the host: {0}.cpu()", item);
+                })}};
 }
 
 namespace {
@@ -428,7 +452,9 @@ Found find_deleted_model(const ReasonFacts& facts) {
   for (const Referrer& one : facts.device.referrers) {
     if (one.nodes < kSeveralNodes || one.is_scalar() || holders.size() == kMostNames) continue;
     if (holders.insert(one.variable).second)
-      how.push_back(fmt::format("{0} = {0}.detach()  # or made under torch.no_grad()", variable_name(one.variable)));
+      how.push_back(assign_each(as_written(variable_name(one.variable)),
+                                [](const std::string& item) { return item + ".detach()"; }) +
+                    "  # or made under torch.no_grad()");
   }
   if (how.empty()) return reference_cycle("a model's weights, " + name_share_of_model(left), left.bytes);
   return Reason{.id = {},

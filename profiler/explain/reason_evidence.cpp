@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "profiler/explain/causes.h"
 #include "profiler/explain/fix_rules.h"
@@ -200,19 +201,32 @@ bool is_appended_to(std::string_view variable) {
   return variable.starts_with("list ") || variable.starts_with("deque ");
 }
 
-std::string as_written(std::string_view name) {
-  constexpr std::string_view kModules = "._modules[";
-  std::string text;
-  for (size_t at = name.find(kModules); at != name.npos; at = name.find(kModules)) {
-    text += name.substr(0, at);
-    name.remove_prefix(at + kModules.size());
-    const size_t end = std::min(name.find(']'), name.size());
-    const std::string_view key = name.substr(0, end);
-    const bool is_name = key.size() > 2 && key.starts_with('"');
-    text += is_name ? fmt::format(".{}", key.substr(1, key.size() - 2)) : fmt::format("[{}]", key);
-    name.remove_prefix(std::min(end + 1, name.size()));
+std::string for_each_item(std::string_view name, const std::function<std::string(const std::string& item)>& statement) {
+  constexpr std::string_view kAny = "[*]";
+  constexpr std::string_view kItems = "abcd";  // of the lists on the way, outermost first
+  size_t at = name.find(kAny);
+  if (at == name.npos) return statement(std::string(name));
+  std::string items(name.substr(0, at));
+  std::string loops;
+  for (size_t depth = 0; at != name.npos; ++depth) {
+    name.remove_prefix(at + kAny.size());
+    at = name.find(kAny);
+    if (at == name.npos) break;
+    if (depth + 1 == kItems.size()) return {};
+    loops += fmt::format(" for {} in {}", kItems[depth], items);
+    items = fmt::format("{}{}", kItems[depth], name.substr(0, at));
   }
-  return text + std::string(name);
+  const std::string all = loops.empty() ? items : fmt::format("(x{} for x in {})", loops, items);
+  return fmt::format("for _each in {}: {}", all, statement(fmt::format("_each{}", name)));
+}
+
+std::string assign_each(std::string_view name, const std::function<std::string(const std::string& item)>& value) {
+  constexpr std::string_view kAny = "[*]";
+  if (!name.ends_with(kAny))
+    return for_each_item(name, [&](const std::string& item) { return fmt::format("{} = {}", item, value(item)); });
+  name.remove_suffix(kAny.size());
+  return for_each_item(
+      name, [&](const std::string& list) { return fmt::format("{0}[:] = [{1} for x in {0}]", list, value("x")); });
 }
 
 std::string line_for_kept(std::string_view referrer, bool of_weights) {
@@ -220,7 +234,9 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
-  const std::string kept = name.empty() ? "kept" : as_written(name);
+  const bool is_attribute = referrer.starts_with("attribute ");
+  const bool is_one_of_many = name.find("[*]") != name.npos;
+  const std::string kept = name.empty() || (is_one_of_many && !is_attribute) ? "kept" : as_written(name);
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
   const size_t module = name.find("._modules[");
@@ -238,9 +254,20 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (name.ends_with(".state") && name.find('[') != name.npos)
     return fmt::format("{}.clear()  # optimizers of trainings that have ended, with what they trained",
                        container_name(referrer));
+  if (referrer.starts_with("OrderedDict "))
+    return for_each_item(as_written(name), [](const std::string& cache) {
+      return fmt::format("len({0}) > 16 and {0}.popitem(last=False)  # a bound: the oldest go first; or .cpu()", cache);
+    });
+  if (referrer.starts_with("generator "))
+    return "del x  # before each yield: a generator that waits keeps its variables; or generator.close()";
+  if (const size_t item = name.find("[*]."); item != name.npos && !is_attribute && !of_weights)
+    return fmt::format("kept.append(x.detach().cpu())  # or del {}[:-1], where these objects have served",
+                       as_written(name.substr(0, item)));
   if (referrer.starts_with("dict ") || referrer.starts_with("defaultdict "))
     return fmt::format("{}[key] = {}{}", kept, value, scalar);
-  if (referrer.starts_with("attribute ")) return fmt::format("{} = {}{}", kept, value, scalar);
+  if (is_attribute && is_one_of_many && !of_weights)
+    return assign_each(kept, [](const std::string& item) { return item + ".detach().cpu()"; });
+  if (is_attribute) return fmt::format("{} = {}{}", kept, value, scalar);
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = is_appended_to(referrer);
   return fmt::format("{}.append({}){}", is_list ? kept : std::string("kept"), value, scalar);

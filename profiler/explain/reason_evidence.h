@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <set>
 #include <string>
@@ -130,8 +131,12 @@ std::vector<std::string> lines_for_rows();
 /// Whether the variable is a list or a deque, to which results are appended.
 bool is_appended_to(std::string_view variable);
 
-/// "self.ssim.preds" of "self._modules["ssim"].preds", as a program has it.
-std::string as_written(std::string_view name);
+/// `statement` of the item that `name` names; of "nets[*].seen" in a loop: "for _each in nets: " and that of "_each.seen". Empty for lists
+/// of lists of lists of lists of lists.
+std::string for_each_item(std::string_view name, const std::function<std::string(const std::string& item)>& statement);
+
+/// The same of an assignment; of items of a list themselves, "nets[*]", the list gets new ones.
+std::string assign_each(std::string_view name, const std::function<std::string(const std::string& item)>& value);
 
 /// The line to write where the program keeps tensors, by the name that a referrer gives to them.
 std::string line_for_kept(std::string_view referrer, bool of_weights);

@@ -272,7 +272,8 @@ Found find_logits(const ReasonFacts& facts) {
   const std::string words =
       vocabularies.words.empty() ? "many classes" : fmt::format("a vocabulary of {}", *vocabularies.words.rbegin());
   const std::string text = fmt::format("logits over {}{}, and copies of them: {}", words, at(made), with_unit(bytes));
-  if (!learns(facts)) return Reason{.id = {}, .text = text, .bytes = bytes, .fix = "logits_in_parts"};
+  if (!builds_graph(facts).value_or(learns(facts)))
+    return Reason{.id = {}, .text = text, .bytes = bytes, .fix = "logits_in_parts"};
   return Reason{
       .id = {},
       .text = text,

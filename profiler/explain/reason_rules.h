@@ -58,6 +58,10 @@ Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 /// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
 Found find_few_kept_tensors(const ReasonFacts& facts);
+/// Several dense matrices of n × n, side by side.
+Found find_square_matrices(const ReasonFacts& facts);
+/// A gradient of a weight for each sample of a batch.
+Found find_gradients_of_samples(const ReasonFacts& facts);
 /// Nothing but how many rows a forward pass works on, and what each of them takes.
 Found find_many_rows(const ReasonFacts& facts);
 /// Indices of 64 bits, one for each element, where one for each row would do.

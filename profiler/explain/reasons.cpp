@@ -196,6 +196,21 @@ bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
          static_cast<double>(graph_bytes) > kMore * of_training;
 }
 
+/// How often the step before came to this op of this module.
+int64_t count_turns_before(const ReasonFacts& f, const Where& made) {
+  return std::ranges::count_if(f.device.complete.blocks, [&](const StepAllocation& block) {
+    return block.is_of_step() && block.in_graph && block.phase == Phase::forward && block.made.module == made.module &&
+           block.made.op == made.op;
+  });
+}
+
+/// Whether a loop turns by far more often than in a step of training: it is another part of the program that calls the same layers.
+bool turns_more_than_training(const ReasonFacts& f, const KeptPasses& kept) {
+  constexpr int64_t kFarMore = 4;
+  const int64_t before = count_turns_before(f, kept.most);
+  return before > 0 && f.device.attribution.backward_bytes > 0 && before * kFarMore < kept.turns;
+}
+
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
 Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   constexpr int64_t kFewestPasses = 3, kUsualPasses = 4;
@@ -205,6 +220,8 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const KeptPasses earlier = count_earlier_passes(f);
   kept.bytes += earlier.bytes;
   kept.count += std::min<int64_t>(earlier.count, failure.step - 1);
+  const bool turns_more = turns_more_than_training(f, kept);
+  if (turns_more) kept.count = std::max(kept.count, kept.turns);
   if (!is_large(f, kept.bytes, kWorthNaming)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   const auto evaluation = find_evaluation(calls);
@@ -213,7 +230,8 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
   const int64_t before = count_passes_before(f);
   const bool as_before = before >= kUsualPasses || before >= kept.count;
-  const bool has_trained = f.device.attribution.backward_bytes > 0 && (!as_before || other != calls.end());
+  const bool has_trained =
+      f.device.attribution.backward_bytes > 0 && (!as_before || turns_more || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
   const bool wants_gradient = wants_gradient_of_data(f);
   const bool by_mode = failure.modules_evaluate && !wants_gradient &&
@@ -301,6 +319,9 @@ Found unrolls_sequence(const ReasonFacts& f) {
   if (failure.phase == Phase::optimizer || (!has_cell && kept.count * kTurnsPerPass > kept.turns)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   if (!trains(f) || find_evaluation(calls) != calls.end()) return {};
+  // It trains by another caller, or by far fewer turns.
+  if (find_other_caller(calls, failure.first_stack) != calls.end()) return {};
+  if (turns_more_than_training(f, kept)) return {};
   if (kept.turns < kFewestTurns || !is_large(f, kept.bytes, kWorthNaming)) return {};
   return Reason{.id = {},
                 .text = fmt::format("{} turns of a loop (positions of a sequence) run before backward(): the graphs of "
@@ -383,6 +404,24 @@ std::vector<std::string> lines_for_buffer(const std::string& variable) {
   return lines;
 }
 
+/// Results of layers that get larger with each step: what they are given does.
+Reason grows_with_its_data(const ReasonFacts& f, const Growth& growth) {
+  const Growth* data = nullptr;
+  for (const Growth& one : f.growths) {
+    const bool is_given = one.kind == GrowthKind::growing_buffer && one.held.module.empty() && !one.referrer.empty();
+    if (is_given && (data == nullptr || one.bytes_per_step > data->bytes_per_step)) data = &one;
+  }
+  const std::string what = data == nullptr ? "" : fmt::format(", as {} gets larger{}", data->referrer, at(data->held));
+  const std::string name = data == nullptr ? "batch" : as_written(variable_name(data->referrer));
+  return {.id = {},
+          .text = fmt::format("layers work on more with each step{}: {} more per step in all ({})", what,
+                              with_unit(sum_per_step(f.growths)), short_place(growth.held)),
+          .bytes = sum_grown(f.growths),
+          .fix = "as_much_as_before",
+          .how = {fmt::format("{0} = {0}[:limit]  # at most so many rows at once; or parts of it, one after the other",
+                              name)}};
+}
+
 Found buffer_grows(const ReasonFacts& f, bool of_attention) {
   constexpr int64_t kWorthMentioning = 20;  // a part of what grows
   const int64_t all = sum_per_step(f.growths);
@@ -390,6 +429,10 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
     if (growth.kind != GrowthKind::growing_buffer || growth.bytes_per_step * kWorthMentioning < all) continue;
     if (of_attention && (growth.held.op != "aten::cat" || !is_of_attention(growth.held))) continue;
     const std::string line = short_place(growth.held);
+    const bool is_of_layer = !growth.held.module.empty() && !joins(growth.held) && !growth.is_collected();
+    // What is a variable of forward() is no result that somebody keeps.
+    const bool is_kept = !growth.referrer.empty() && !contains(growth.referrer, " in forward (");
+    if (!of_attention && is_of_layer && !is_kept) return grows_with_its_data(f, growth);
     if (of_attention) {
       return Reason{.id = {},
                     .text = fmt::format("the key-value cache grows with each token, {} per step ({})",
@@ -524,6 +567,7 @@ constexpr ReasonRow kReasons[] = {
     {"evaluation_keeps_graphs", keeps_graph_that_nothing_uses},
     {"checkpoints_without_effect", find_checkpoints_without_effect},
     {"copied_gradient", find_copied_gradient},
+    {"gradients_of_samples", find_gradients_of_samples},
     {"attention_scores", find_attention_scores},
     {"all_pairs", find_pairs_of_data},
     {"logits", find_logits},
@@ -572,6 +616,7 @@ constexpr ReasonRow kReasons[] = {
     {"large_images", find_large_images, false, true},
     {"large_images", find_full_resolution, false, true},
     {"model_states", find_model_states, false, true},
+    {"square_matrices", find_square_matrices, false, true},
     {"elementwise_copies", find_elementwise_copies, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
     {"larger_step", find_larger_step, false, true, true},
@@ -581,6 +626,11 @@ constexpr ReasonRow kReasons[] = {
     {"many_rows", find_many_rows, false, true},
     {"fragmentation", finds_no_free_block},
 };
+
+void finish(const ReasonRow& row, Reason& reason) {
+  reason.id = row.id;
+  reason.text = as_written(reason.text);
+}
 
 }  // namespace
 
@@ -598,7 +648,7 @@ std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason&
   if (found == std::end(kReasons) || found->of_growth || found->of_steps) return {};
   for (const ReasonRow& row : kReasons) {
     if (Found reason = row.of_steps ? row.find(facts) : Found{}) {
-      reason->id = row.id;
+      finish(row, *reason);
       return reason;
     }
   }
@@ -610,7 +660,7 @@ std::optional<Reason> find_reason(const ReasonFacts& facts) {
     if (!facts.device.failure && !row.of_growth) continue;
     if (row.of_size && had_enough(facts)) continue;
     if (Found reason = row.find(facts)) {
-      reason->id = row.id;
+      finish(row, *reason);
       return reason;
     }
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "profiler/explain/bytes_text.h"
@@ -234,6 +235,60 @@ Found find_dense_matrix(const ReasonFacts& facts) {
                 .text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "stay_sparse"};
+}
+
+// Matrices that are full of zeros or of one value for each pair: an adjacency, a Laplacian, a mask, a kernel.
+Found find_square_matrices(const ReasonFacts& facts) {
+  constexpr int64_t kManyRows = 1000;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer || makes_layer(failed->where)) return {};
+  int64_t rows = 0;
+  const Share named = sum_blocks(facts, [&](const LiveBlock& block) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    const bool is_square = is_data(block) && shape.size() == 2 && shape[0] == shape[1] && shape[0] >= kManyRows;
+    if (is_square) rows = std::max(rows, shape[0]);
+    return is_square && !makes_layer(block.made);
+  });
+  if (named.largest == nullptr) return {};
+  const Share all = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && is_of_as_many(block.requested_bytes, named.largest->requested_bytes);
+  });
+  const bool asks = is_of_as_many(failed->requested_bytes, named.largest->requested_bytes);
+  const int64_t bytes = all.bytes + (asks ? failed->requested_bytes : 0);
+  const int64_t count = all.count + (asks ? 1 : 0);
+  if (count < 2 || !is_large(facts, bytes, 0.5)) return {};
+  const Referrer* const referrer = facts.referrers.find(*named.largest);
+  return Reason{.id = {},
+                .text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", count, rows,
+                                    at(failed->where), with_unit(bytes),
+                                    referrer == nullptr ? "" : fmt::format(", one of them {}", referrer->variable)),
+                .bytes = bytes - bytes / count,
+                .fix = "fewer_matrices"};
+}
+
+// As opacus and vmap() make them: for each sample a gradient as large as the weight.
+Found find_gradients_of_samples(const ReasonFacts& facts) {
+  constexpr int64_t kSeveral = 8;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase != Phase::backward) return {};
+  std::set<int64_t> samples;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
+    if (shape.size() >= 2 && shape[0] >= kSeveral) samples.insert(shape[0]);
+  }
+  for (const LiveBlock& weight : facts.device.state.blocks) {
+    if (weight.category != Category::parameter || parse_shape(weight.shape).size() < 2) continue;
+    const int64_t count = weight.requested_bytes > 0 ? failed->requested_bytes / weight.requested_bytes : 0;
+    const bool is_whole = count * weight.requested_bytes == failed->requested_bytes;
+    if (!is_whole || !samples.contains(count) || !is_large(facts, failed->requested_bytes, 0.2)) continue;
+    return Reason{.id = {},
+                  .text = fmt::format("gradients of each sample{}: {} of {} {}, {} at once", at(failed->where), count,
+                                      weight.name.empty() ? "a weight" : weight.name, weight.shape,
+                                      with_unit(failed->requested_bytes)),
+                  .bytes = failed->requested_bytes,
+                  .fix = "samples_in_parts"};
+  }
+  return {};
 }
 
 }  // namespace oomdiag

@@ -223,10 +223,30 @@ Found find_kept_gradients(const ReasonFacts& facts) {
                 .how = {"optimizer.zero_grad(set_to_none=True)  # right after optimizer.step(), before an evaluation"}};
 }
 
+namespace {
+
+/// Of a module, called or not.
+bool is_buffer(const ReasonFacts& facts, const LiveBlock& block) {
+  const Referrer* const referrer = facts.referrers.find(block);
+  return block.category == Category::buffer ||
+         (referrer != nullptr && variable_name(referrer->variable).ends_with("_buffers"));
+}
+
+}  // namespace
+
 Found find_large_buffers(const ReasonFacts& facts) {
-  const Share buffers = sum_category(facts, Category::buffer);
+  const Share buffers = sum_blocks(facts, [&](const LiveBlock& block) { return is_buffer(facts, block); });
   if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, 0.5)) return {};
   const LiveBlock& largest = *buffers.largest;
+  if (const Referrer* const referrer = facts.referrers.find(largest); largest.name.empty() && referrer != nullptr) {
+    return Reason{
+        .id = {},
+        .text = fmt::format("{} buffers of modules are on the GPU{}, in {} and others like it: {}", buffers.count,
+                            at(buffers.made()), referrer->variable, with_unit(buffers.bytes)),
+        .bytes = buffers.bytes,
+        .fix = "smaller_buffers",
+        .how = {"module.to(\"cpu\")  # each one, when its turn is over, with its buffers; or they are made there"}};
+  }
   return Reason{.id = {},
                 .text = fmt::format("the model's buffers take {}, the largest {} {}", with_unit(buffers.bytes),
                                     largest.name, largest.shape),
@@ -238,10 +258,7 @@ Found find_equal_buffers(const ReasonFacts& facts) {
   constexpr int64_t kSeveral = 4;
   std::map<int64_t, Share> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const Referrer* referrer = facts.referrers.find(block);
-    const bool is_buffer = block.category == Category::buffer ||
-                           (referrer != nullptr && variable_name(referrer->variable).ends_with("_buffers"));
-    if (is_buffer && !block.pending_free) sizes[block.requested_bytes].add(block);
+    if (is_buffer(facts, block) && !block.pending_free) sizes[block.requested_bytes].add(block);
   }
   const auto most = std::ranges::max_element(sizes, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == sizes.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.4)) return {};

@@ -249,7 +249,7 @@ ReportGrowth report_growth(const Growth& growth) {
                       .op = std::string(growth.held.op),
                       .module = std::string(growth.held.module),
                       .source = std::string(growth.held.source),
-                      .referrer = std::string(growth.referrer),
+                      .referrer = as_written(growth.referrer),
                       .place_count = static_cast<int64_t>(growth.place_count)};
   const bool in_layers = std::ranges::any_of(
       growth.places, [&](const GrowingPlace& place) { return place.where.module != growth.held.module; });

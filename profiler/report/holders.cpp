@@ -196,7 +196,7 @@ class Folder {
     if (row.same_shape) holder.shape = block.shape;
     if (row.same_op) holder.op = op_of(block.made);
     if (row.same_line) holder.source = line_of(block.made);
-    holder.referrer = row.referrers.only();
+    holder.referrer = as_written(row.referrers.only());
     if (how > Fold::module) return;
     for (const Where& saver : block.saved_by) {
       const std::string by = fold_indices(saver.module.empty() ? op_of(saver) : saver.module);

@@ -253,6 +253,29 @@ def best_fixes(report):
     return [" ".join([fix["label"], *fix["how"]]) for fix in report["fixes"][:3]]
 
 
+def is_python(lines):
+    """Whether Python reads them: as they are, as what follows a try, or with the body or the function that a line is for."""
+    text = "\n".join(line.split("  #")[0].replace("…", "...") for line in lines)
+    for attempt in (text, "try: pass\n" + text, text + " pass", text + "\ndef f(): pass"):
+        try:
+            compile(attempt, "fix", "exec")
+            return True
+        except SyntaxError:
+            pass
+    return False
+
+
+def no_python(report):
+    """Lines of code of the first fixes that Python does not read, neither as a block nor each alone."""
+    shell = ("export ", "pip ", "torchrun ", "oomdiag ", "--")
+    wrong = []
+    for fix in report["fixes"][:4]:
+        lines = [line for line in fix["how"] if not line.startswith(shell)]
+        if not is_python(lines):
+            wrong += [line for line in lines if not is_python([line.strip()])]
+    return wrong
+
+
 def judge(pattern, job):
     report = job["report"]
     if report is None:
@@ -322,6 +345,9 @@ def main():
         for i, hit in enumerate((True, verdict["root"], verdict["fix"])):
             group[i] += hit
         failures += verdict["lines"] > MOST_LINES
+        for line in no_python(job["report"]) if job["report"] else []:
+            failures += 1
+            print(f"NO  {pattern.function}: no Python: {line}")
         if options.v or not (verdict["root"] and verdict["fix"]) or verdict["lines"] > MOST_LINES:
             print(f"{'ok ' if verdict['root'] else 'NO '}{'ok ' if verdict['fix'] else 'NO '} {pattern.function}"
                   f"{' (held back)' if pattern.held_back else ''}: is {pattern.root}, named {verdict['named']}; "

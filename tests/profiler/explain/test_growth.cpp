@@ -231,4 +231,21 @@ TEST_CASE("a variable that leads to one step only does not keep the graphs of al
   CHECK(growths[0].referrer == "variable 'total' in train.py");
 }
 
+TEST_CASE("tensors that a container has itself no graph of a variable keeps", "[explain][growth]") {
+  const Where screen{.op = "aten::sub", .source = "dqn.py:7"};
+  std::vector<Growth> growths{{.kind = GrowthKind::retained_graph,
+                               .grown_bytes = 4_MiB,
+                               .first_step = 1,
+                               .last_step = 4,
+                               .places = {{.where = screen, .blocks = 4}},
+                               .place_count = 1}};
+  std::vector<Referrer> referrers{{.variable = "variable 'q' in train.py", .nodes = 29}};
+  for (int i = 0; i < 4; ++i) {
+    referrers.push_back(
+        {.variable = "deque 'memory' in train.py", .made = screen, .bytes = 1_MiB, .storage_bytes = 1_MiB});
+  }
+  find_referrers(referrers, growths);
+  CHECK(growths[0].referrer == "deque 'memory' in train.py");
+}
+
 }  // namespace oomdiag

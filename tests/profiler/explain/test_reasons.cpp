@@ -1,5 +1,6 @@
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
@@ -2155,6 +2156,128 @@ TEST_CASE("losses in a list are said to wait for a backward, where none for the 
   device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::gradient});
   reason = find_reason({.device = device, .growths = growths});
   CHECK(reason->text.ends_with("per step"));
+}
+
+TEST_CASE("a line of code for one of many items is a loop over them", "[explain][reasons]") {
+  const auto free = [](const std::string& item) { return item + " = None"; };
+  CHECK(for_each_item("self.cache", free) == "self.cache = None");
+  CHECK(for_each_item("results[*].scores", free) == "for _each in results: _each.scores = None");
+  CHECK(for_each_item("nets[*].layers[*].weight", free) ==
+        "for _each in (x for a in nets for x in a.layers): _each.weight = None");
+  CHECK(for_each_item("styles[*][*][*]", free) ==
+        "for _each in (x for a in styles for b in a for x in b): _each = None");
+  CHECK(line_for_kept("attribute 'hypotheses[*].scores' in main (a.py:3)", false) ==
+        "for _each in hypotheses: _each.scores = _each.scores.detach().cpu()");
+  CHECK(assign_each("seen[*]", [](const std::string& item) { return item + ".cpu()"; }) ==
+        "seen[:] = [x.cpu() for x in seen]");
+  CHECK(line_for_kept("list 'batches[*].losses' in main (a.py:3)", false)
+            .ends_with("or del batches[:-1], where these objects have served"));
+}
+
+TEST_CASE("dense matrices of n × n, side by side, are what fills the memory", "[explain][reasons]") {
+  LiveBlock matrix{.bytes = 100_MiB,
+                   .requested_bytes = 100_MiB,
+                   .category = Category::output,
+                   .made = {.op = "aten::div", .source = "mesh.py:9"},
+                   .shape = "[5120, 5120] float32"};
+  DeviceHistory device = at_oom({matrix});
+  device.failure->requested_bytes = 100_MiB;
+  device.failure->where = {.op = "aten::sub", .source = "mesh.py:12"};
+  device.referrers = {{.variable = "variable 'L' in laplacian (mesh.py:5)",
+                       .made = matrix.made,
+                       .bytes = 100_MiB,
+                       .storage_bytes = 100_MiB}};
+  device.attribution.backward_bytes = 0;
+  const ReasonFacts facts{.device = device, .growths = {}};
+  const auto reason = find_square_matrices(facts);
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "2 dense matrices of 5120 × 5120 at once at mesh.py:12: 200.00 MiB, one of them variable 'L' in laplacian "
+        "(mesh.py:5)");
+  device.state.blocks[0].shape = "[5120, 5000] float32";
+  CHECK_FALSE(find_square_matrices(facts));
+  device.state.blocks[0].shape = "[5120, 5120] float32";
+  device.state.blocks[0].made.op = "aten::linear";  // as many features as examples
+  CHECK_FALSE(find_square_matrices(facts));
+}
+
+TEST_CASE("a gradient for each sample is as large as the batch times the weight", "[explain][reasons]") {
+  LiveBlock weight = parameter("fc1.weight", true);
+  weight.shape = "[512, 512] float32";
+  weight.requested_bytes = weight.bytes = 1_MiB;
+  LiveBlock images = kept_activation(10_MiB, 5);
+  images.shape = "[900, 16, 28, 28] float32";
+  DeviceHistory device = at_oom({weight, images});
+  device.failure->phase = Phase::backward;
+  device.failure->requested_bytes = 900_MiB;
+  device.failure->where = {.node = "BackwardHookFunctionBackward", .op = "aten::mul", .source = "dp.py:7"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "gradients of each sample at dp.py:7: 900 of fc1.weight [512, 512] float32, 900.00 MiB at once");
+  device.failure->requested_bytes = 800_MiB;  // of no batch that is there
+  CHECK(reason_of(device) != "gradients_of_samples");
+}
+
+TEST_CASE("weights that are joined to new ones are there twice as long as the old ones stay", "[explain][reasons]") {
+  LiveBlock expert = parameter("", false);
+  expert.bytes = expert.requested_bytes = 40_MiB;
+  expert.made = {.op = "aten::to", .source = "moe.py:3"};
+  LiveBlock fused = expert;
+  fused.made = {.op = "aten::stack", .source = "moe.py:9"};
+  DeviceHistory device = at_oom({expert, expert, expert, fused, fused});
+  device.failure->phase = Phase::setup;
+  device.failure->where = fused.made;
+  const auto reason = find_weight_copies({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "weights are joined to new ones at moe.py:9, 144.00 MiB, while those that they are made of are still there: "
+        "120.00 MiB");
+  device = at_oom({expert, fused, fused});  // the old ones are gone
+  const auto other = find_weight_copies({.device = device, .growths = {}});
+  CHECK((!other || !other->text.starts_with("weights are joined")));
+}
+
+TEST_CASE("results of layers that get larger are those of data that do", "[explain][reasons]") {
+  const Growth layers{.kind = GrowthKind::growing_buffer,
+                      .bytes_per_step = 2_MiB,
+                      .grown_bytes = 60_MiB,
+                      .held = {.op = "aten::mul", .module = "net", .source = "model.py:8"},
+                      .referrer = "variable 'x' in forward (model.py:5)"};
+  const Growth data{.kind = GrowthKind::growing_buffer,
+                    .bytes_per_step = 1_MiB,
+                    .grown_bytes = 30_MiB,
+                    .held = {.op = "aten::to", .source = "train.py:3"},
+                    .referrer = "variable 'val_in' in train (train.py:9)"};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{layers, data};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "layers work on more with each step, as variable 'val_in' in train (train.py:9) gets larger at train.py:3: "
+        "3.00 MiB more per step in all (model.py:8)");
+  CHECK(reason->how[0].starts_with("val_in = val_in[:limit]"));
+}
+
+TEST_CASE("a loop that turns far more often than training is no training", "[explain][reasons]") {
+  const Where attention{.op = "aten::gelu", .module = "0.act", .source = "net.py:9"};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(40, kept_activation(10_MiB, 5)));
+  device.state.blocks.push_back(parameter("0.weight", true));
+  StepAllocation one = graph_block("0.act", 1_MiB);
+  one.made = attention;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("embed", 1_MiB), one}};
+  CHECK(reason_of(device) == "unrolled_sequence");
+  device.complete = {.step = 4, .blocks = {graph_block("embed", 1_MiB), one}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("a loop keeps autograd graphs: 40 forward passes that no backward has followed"));
+}
+
+TEST_CASE("what a container or a generator keeps has a line of its own", "[explain][reasons]") {
+  CHECK(line_for_kept("OrderedDict 'self.masks' in main (a.py:3)", false)
+            .starts_with("len(self.masks) > 16 and self.masks.popitem(last=False)"));
+  CHECK(line_for_kept("generator 'futures[*]._result' in main (a.py:3)", false)
+            .starts_with("del x  # before each yield"));
 }
 
 }  // namespace oomdiag
