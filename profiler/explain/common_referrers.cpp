@@ -1,6 +1,9 @@
 #include "profiler/explain/common_referrers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "profiler/replay/history.h"

@@ -356,11 +356,11 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   const int64_t per_step = collected != nullptr ? sum_per_step(facts.growths) : growth->bytes_per_step;
   const std::vector<std::string_view> states =
       is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
-  constexpr std::string_view wait = "; no backward for the parameters has run yet";
+  constexpr std::string_view kWaits = "; no backward for the parameters has run yet";
   const std::string handed = states.empty() ? "" : fmt::format("; {} hands it to the next", fmt::join(states, ", "));
   return Reason{.id = {},
                 .text = fmt::format("{} keeps the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
-                                    with_unit(per_step), handed, waits_for_backward(facts) ? wait : ""),
+                                    with_unit(per_step), handed, waits_for_backward(facts) ? kWaits : ""),
                 .bytes = collected != nullptr ? sum_grown(facts.growths) : growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = lines_for_graphs(facts, variable, states)};

@@ -307,6 +307,37 @@ Device find_gpu(const Trace& trace, int index) {
   return at < trace.devices.size() ? trace.devices[at] : Device{};
 }
 
+namespace {
+
+/// What was held at the described moment, and by whom.
+void report_moment(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
+  const MemoryState& state = device.state;
+  report.categories = report_categories(state);
+  report.from_stacks = report_from_stacks(state);
+  report.memory = report_memory(state);
+  report.private_pools = report_private_pools(state);
+  report.non_pytorch = state.non_pytorch;
+  report.host_memory = state.host_memory;
+  const auto pinned_host_memory =
+      std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPinnedPlaces));
+  report.pinned_host_memory.assign(pinned_host_memory.begin(), pinned_host_memory.end());
+  report.failed_driver_requests = device.failed_driver_requests;
+  report.initialization_steps = device.initialization_steps;
+  if (trace.process.snapshot) {
+    report.allocations = owners_by_line(state);
+  } else {
+    for (const LiveBlock* block : by_size(state, kMaxOwners, false)) report.allocations.push_back(report_owner(*block));
+  }
+  report.top_allocations = fold_holders(state, CommonReferrers(device.referrers));
+  for (const LiveBlock* block : by_size(state, kMaxSavedTensors, true)) {
+    report.saved_tensors.push_back(report_saved(*block));
+  }
+  if (AutocastUse autocast = find_autocast(state); !autocast.dtype.empty()) report.autocast = std::move(autocast);
+  report.parameter_groups = report_groups(state);
+}
+
+}  // namespace
+
 ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, const Findings& findings) {
   const Device gpu = find_gpu(trace, device.index);
   const MemoryState& state = device.state;
@@ -321,17 +352,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
     report.failure->reserved_bytes = state.reserved_bytes;
   }
   if (findings.cause) report.cause = report_cause(*findings.cause);
-  report.categories = report_categories(state);
-  report.from_stacks = report_from_stacks(state);
-  report.memory = report_memory(state);
-  report.private_pools = report_private_pools(state);
-  report.non_pytorch = state.non_pytorch;
-  report.host_memory = state.host_memory;
-  const auto pinned_host_memory =
-      std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPinnedPlaces));
-  report.pinned_host_memory.assign(pinned_host_memory.begin(), pinned_host_memory.end());
-  report.failed_driver_requests = device.failed_driver_requests;
-  report.initialization_steps = device.initialization_steps;
+  report_moment(trace, device, report);
   const Packing& packing = findings.packing;
   report.packing = {{"load_bytes", packing.load_bytes},
                     {"pack_bytes", packing.pack_bytes},
@@ -354,17 +375,6 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (size_t p = 0; p < kPhaseCount; ++p) {
     report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
   }
-  if (trace.process.snapshot) {
-    report.allocations = owners_by_line(state);
-  } else {
-    for (const LiveBlock* block : by_size(state, kMaxOwners, false)) report.allocations.push_back(report_owner(*block));
-  }
-  report.top_allocations = fold_holders(state, CommonReferrers(device.referrers));
-  for (const LiveBlock* block : by_size(state, kMaxSavedTensors, true)) {
-    report.saved_tensors.push_back(report_saved(*block));
-  }
-  if (AutocastUse autocast = find_autocast(state); !autocast.dtype.empty()) report.autocast = std::move(autocast);
-  report.parameter_groups = report_groups(state);
   report.batch = findings.batch;
   if (!trace.process.snapshot) {
     report.reason = findings.reason;

@@ -64,92 +64,115 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
   return found;
 }
 
-TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
-  TracePrescan prescan;
-  prescan.first_step = 1 + trace.process.steps_before;
-  OomReader ooms(trace);
-  NoteReader notes(trace);
-  IterationFinder iterations(trace);
-  for (const Event& event : trace.initial) {
-    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
-  }
-  for (const Event& event : trace.kept) {
-    notes.read(event);
-    add_stack(trace, event, prescan.stacks);
-  }
-  const std::vector<bool> optimizer_names = find_optimizer_names(trace);
-  bool backward_ran = false;
-  bool trains = false;
-  uint64_t module_runs_from = TracePrescan::kNever;  // its first allocation, while nothing outside of modules allocates
-  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
-    const Event& event = *at;
-    const uint64_t i = at.index();
-    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
-    if (ooms.follows() || event.kind == EventKind::out_of_memory) [[unlikely]]
-      ooms.read(event, i);
-    switch (event.kind) {
-      case EventKind::alloc: {
-        iterations.read(event, i);
-        const Context& context = trace.context(event.context);
-        if (in_backward(trace, event)) {
-          backward_ran = trains = true;
-          break;
-        }
-        const bool in_module = context.module != 0;
-        ooms.note_work(event, event.call_id != 0 && in_module);
-        if (!in_module || module_runs_from == TracePrescan::kNever)
-          module_runs_from = in_module ? i : TracePrescan::kNever;
-        break;
-      }
-      case EventKind::nodes_created: {
-        const Context& context = trace.context(event.context);
-        if (in_backward(trace, event)) break;
-        ooms.note_progress(event.call_id);
-        if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(context.op))) {
-          // A module may compute for long before what it computes needs a graph: the edges of a graph network.
-          const bool in_module = context.module != 0 && module_runs_from != TracePrescan::kNever;
-          prescan.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
-        }
-        if (backward_ran) prescan.step_begins.push_back(first_event_of_op(trace.events, i));
-        backward_ran = false;
-        break;
-      }
-      case EventKind::scope_begin:
-        iterations.read(event, i);
-        if (event.detail >= optimizer_names.size() || !optimizer_names[event.detail]) break;
-        prescan.has_optimizer_scopes = true;
-        ooms.note_progress(0);
-        break;
-      case EventKind::scope_end:
-        iterations.read(event, i);
-        break;
-      case EventKind::graph_begin:
-        prescan.last_traversal = i;
-        break;
-      case EventKind::grouped:
-        trains = true;  // an optimizer lives
-        break;
-      case EventKind::note:
-        notes.read(event);
-        break;
-      case EventKind::stack:
-        add_stack(trace, event, prescan.stacks);
-        break;
-      default:
-        break;
+namespace {
+
+/// One walk over the events: what each of them tells of steps, failures and the recorder itself.
+class Prescanner {
+ public:
+  explicit Prescanner(const Trace& trace)
+      : trace_(trace), ooms_(trace), notes_(trace), iterations_(trace), optimizer_names_(find_optimizer_names(trace)) {
+    prescan_.first_step = 1 + trace.process.steps_before;
+    for (const Event& event : trace.initial) note_device(event);
+    for (const Event& event : trace.kept) {
+      notes_.read(event);
+      add_stack(trace, event, prescan_.stacks);
     }
   }
-  if (trace.overwritten_events > 0) begin_in_the_middle(trace, prescan);
-  if (prescan.has_optimizer_scopes) prescan.step_begins.clear();
-  prescan.iterations = iterations.finish(trains || prescan.has_optimizer_scopes);
-  if (prescan.iterations.is_known() || prescan.first_forward == TracePrescan::kNever) {
-    prescan.first_forward = prescan.iterations.first;
+
+  void read(const Event& event, uint64_t index) {
+    note_device(event);
+    if (ooms_.follows() || event.kind == EventKind::out_of_memory) [[unlikely]]
+      ooms_.read(event, index);
+    switch (event.kind) {
+      case EventKind::alloc:
+        return read_alloc(event, index);
+      case EventKind::nodes_created:
+        return read_nodes(event, index);
+      case EventKind::scope_begin:
+        iterations_.read(event, index);
+        if (event.detail >= optimizer_names_.size() || !optimizer_names_[event.detail]) return;
+        prescan_.has_optimizer_scopes = true;
+        return ooms_.note_progress(0);
+      case EventKind::scope_end:
+        return iterations_.read(event, index);
+      case EventKind::graph_begin:
+        prescan_.last_traversal = index;
+        return;
+      case EventKind::grouped:
+        trains_ = true;  // an optimizer lives
+        return;
+      case EventKind::note:
+        return notes_.read(event);
+      case EventKind::stack:
+        return add_stack(trace_, event, prescan_.stacks);
+      default:
+        return;
+    }
   }
-  if (trace.process.steps_before > 0 || trace.overwritten_events > 0) prescan.first_forward = 0;
-  prescan.ooms = ooms.finish(survived);
-  prescan.notes = notes.notes();
-  prescan.reads = notes.reads();
-  return prescan;
+
+  TracePrescan finish(std::optional<bool> survived) {
+    if (trace_.overwritten_events > 0) begin_in_the_middle(trace_, prescan_);
+    if (prescan_.has_optimizer_scopes) prescan_.step_begins.clear();
+    prescan_.iterations = iterations_.finish(trains_ || prescan_.has_optimizer_scopes);
+    if (prescan_.iterations.is_known() || prescan_.first_forward == TracePrescan::kNever) {
+      prescan_.first_forward = prescan_.iterations.first;
+    }
+    if (trace_.process.steps_before > 0 || trace_.overwritten_events > 0) prescan_.first_forward = 0;
+    prescan_.ooms = ooms_.finish(survived);
+    prescan_.notes = notes_.notes();
+    prescan_.reads = notes_.reads();
+    return std::move(prescan_);
+  }
+
+ private:
+  void note_device(const Event& event) {
+    if (event.device < kMaxDevices) prescan_.devices |= 1u << event.device;
+  }
+
+  void read_alloc(const Event& event, uint64_t index) {
+    iterations_.read(event, index);
+    const Context& context = trace_.context(event.context);
+    if (in_backward(trace_, event)) {
+      backward_ran_ = trains_ = true;
+      return;
+    }
+    const bool in_module = context.module != 0;
+    ooms_.note_work(event, event.call_id != 0 && in_module);
+    if (!in_module || module_runs_from_ == TracePrescan::kNever)
+      module_runs_from_ = in_module ? index : TracePrescan::kNever;
+  }
+
+  void read_nodes(const Event& event, uint64_t index) {
+    const Context& context = trace_.context(event.context);
+    if (in_backward(trace_, event)) return;
+    ooms_.note_progress(event.call_id);
+    if (prescan_.first_forward == TracePrescan::kNever && !moves_tensors(trace_.name(context.op))) {
+      // A module may compute for long before what it computes needs a graph: the edges of a graph network.
+      const bool in_module = context.module != 0 && module_runs_from_ != TracePrescan::kNever;
+      prescan_.first_forward = first_event_of_op(trace_.events, in_module ? std::min(index, module_runs_from_) : index);
+    }
+    if (backward_ran_) prescan_.step_begins.push_back(first_event_of_op(trace_.events, index));
+    backward_ran_ = false;
+  }
+
+  const Trace& trace_;
+  OomReader ooms_;
+  NoteReader notes_;
+  IterationFinder iterations_;
+  std::vector<bool> optimizer_names_;
+  TracePrescan prescan_;
+  bool backward_ran_ = false;
+  bool trains_ = false;
+  /// Its first allocation, while nothing outside of modules allocates.
+  uint64_t module_runs_from_ = TracePrescan::kNever;
+};
+
+}  // namespace
+
+TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
+  Prescanner prescanner(trace);
+  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) prescanner.read(*at, at.index());
+  return prescanner.finish(survived);
 }
 
 }  // namespace oomdiag
