@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"

@@ -12,6 +12,7 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
