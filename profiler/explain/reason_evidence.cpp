@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "profiler/explain/causes.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
