@@ -247,8 +247,9 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
     const size_t begin = inner + std::string_view("._modules[").size(), end = name.find(']', begin);
     if (name.substr(0, module).find('[') == name.npos && inner > module &&
         end != name.npos)  // a model that has more modules each time
-      return fmt::format("del {}[{}]  # modules that have served", as_written(name.substr(0, inner)),
-                         name.substr(begin, end - begin));
+      return for_each_item(
+          fmt::format("{}[{}]", as_written(name.substr(0, inner)), name.substr(begin, end - begin)),
+          [](const std::string& item) { return fmt::format("del {}  # modules that have served", item); });
     return fmt::format(
         "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
   }

@@ -35,7 +35,7 @@ def fresh(Pattern):
             "pytorch/pytorch#10348", memory=900),
         row("edges_as_one_hot", "large_buffers", r"sparse|index|scatter", "ethanfetaya/NRI#19", memory=900),
         row("scores_of_all_triples", "kept_tensors", r"split|chunk|top|batch", "pykeen/pykeen#96"),
-        row("style_of_large_image", "capacity", r"half|small|crop|checkpoint|autocast", "ray075hl/DeepPhotoStyle_pytorch#1"),
+        row("style_of_large_image", "many_rows", r"half|small|crop|checkpoint|autocast", "ray075hl/DeepPhotoStyle_pytorch#1"),
         row("step_outputs_with_graph", graphs, r"detach", "sktime/pytorch-forecasting#1924"),
         row("perceptual_metric_in_training", graphs, r"no_grad|detach", "Lightning-AI/torchmetrics#2093"),
         row("validation_of_large_graph", *evaluation, "dmlc/dgl#745"),

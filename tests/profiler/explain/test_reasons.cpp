@@ -1868,7 +1868,7 @@ TEST_CASE("the line to write names optimizers that a list keeps, and modules tha
   CHECK(
       line("defaultdict 'trainer._optimizers[*].state' in main (run.py:3)").starts_with("trainer._optimizers.clear()"));
   CHECK(line("dict 'model._modules[*]._modules[\"lora\"]._modules[\"run-0\"]._parameters' in main (run.py:3)")
-            .starts_with("del model[*].lora[\"run-0\"]"));
+            .starts_with("for _each in model: del _each.lora[\"run-0\"]"));
   CHECK(line("dict 'nets[0]._modules[\"head\"]._parameters' in main (run.py:3)").starts_with("nets.clear()"));
 }
 
