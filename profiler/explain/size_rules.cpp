@@ -534,9 +534,10 @@ std::vector<int64_t> rows_of(const LiveBlock& block) {
 
 /// Of how many things a layer works on all pairs: two of the sizes that are equal, or one less, and not width and height. 0: it does not.
 int64_t count_paired(const std::vector<int64_t>& sizes) {
-  constexpr int64_t kMany = 64;
+  constexpr int64_t kMany = 64, kMore = 256;  // a batch may be as large as its sequences are long
   if (sizes.size() != 2 || sizes[0] < kMany) return 0;
-  return sizes[0] == sizes[1] || sizes[0] == sizes[1] + 1 ? sizes[0] : 0;
+  const bool are_all = sizes[0] == sizes[1] + 1 || (sizes[0] == sizes[1] && sizes[0] >= kMore);
+  return are_all ? sizes[0] : 0;
 }
 
 }  // namespace
@@ -562,7 +563,10 @@ Found find_many_rows(const ReasonFacts& facts) {
   if (most == alike.end() || !is_large(facts, most->second.bytes, kWorthNaming)) return {};
   const auto& [sizes, work] = *most;
   int64_t rows = 1;
-  for (const int64_t size : sizes) rows *= size;
+  for (const int64_t size : sizes) {
+    if (size <= 0 || rows > saved.bytes / size) return {};  // no shape of what is there
+    rows *= size;
+  }
   if (rows < kManyRows) return {};
   const int64_t paired = count_paired(sizes);
   return Reason{
