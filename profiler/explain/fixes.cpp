@@ -291,7 +291,7 @@ constexpr FixRow kFixes[] = {
     {.id = "fewer_rows",
      .label = "fewer rows at once",
      .group = "batch",
-     .lines = "x = x[:, :length]  # shorter sequences, a part of the points or patches, sampled neighbours\n"
+     .lines = "x = x[…]  # a part of the points or patches, sampled neighbours, shorter sequences\n"
               "# or smaller batches, whose gradients add up",
      .changes_training = true,
      .cures_reason = true},

@@ -335,12 +335,22 @@ Found find_passes_before_backward(const ReasonFacts& facts) {
 Found find_vectorized(const ReasonFacts& facts) {
   if (!facts.device.failure) return {};
   const OutOfMemory& failed = *facts.device.failure;
-  const bool vectorized = failed.stack.find("_functorch/vmap.py") != failed.stack.npos;
-  if (!vectorized || !is_large(facts, failed.requested_bytes, 0.2)) return {};
+  constexpr std::string_view kVmap = "_functorch/vmap.py";
+  if (contains(failed.stack, kVmap) && is_large(facts, failed.requested_bytes, 0.2)) {
+    return Reason{.id = {},
+                  .text = fmt::format("vmap computes all samples at once: {} for one result ({})",
+                                      with_unit(failed.requested_bytes), short_place(failed.where)),
+                  .bytes = failed.requested_bytes,
+                  .fix = "vmap_in_chunks"};
+  }
+  // In backward the stack is that of the forward op's line.
+  const Share work = sum_blocks(facts, is_data);
+  const int64_t bytes = work.bytes + failed.requested_bytes;
+  if (failed.phase != Phase::backward || !contains(failed.first_stack, kVmap) || !is_large(facts, bytes, 0.5)) return {};
   return Reason{.id = {},
-                .text = fmt::format("vmap computes all samples at once: {} for one result ({})",
-                                    with_unit(failed.requested_bytes), short_place(failed.where)),
-                .bytes = failed.requested_bytes,
+                .text = fmt::format("vmap computes the gradients of all samples at once: {} ({})", with_unit(bytes),
+                                    short_place(failed.where)),
+                .bytes = bytes / 2,
                 .fix = "vmap_in_chunks"};
 }
 

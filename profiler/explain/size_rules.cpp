@@ -165,9 +165,20 @@ std::string name_copies(const OutOfMemory& failed, const Share& data) {
                      with_unit(data.bytes), at(data.made()));
 }
 
+/// How many times as large as the largest tensor that the step before copied to the GPU; 0 where it copied none.
+int64_t compare_with_copies_before(const ReasonFacts& facts) {
+  int64_t largest = 0;
+  for (const StepAllocation& block : facts.device.complete.blocks) {
+    const bool is_copied = block.is_of_step() && is_copy(block.made.op) && block.made.module.empty();
+    if (is_copied) largest = std::max(largest, block.bytes);
+  }
+  return largest > 0 ? requested_bytes(facts) / largest : 0;
+}
+
 }  // namespace
 
 Found find_data_on_gpu(const ReasonFacts& facts) {
+  constexpr int64_t kFarLarger = 4;
   constexpr int64_t kSeveralBatches = 4;
   const auto is_copied_before = [](const LiveBlock& block) {
     return is_copy(block.made.op) && block.phase == Phase::setup;
@@ -195,8 +206,14 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
   if (fails)
     lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
+  const int64_t times = fails ? compare_with_copies_before(facts) : 0;
+  if (times >= kFarLarger)
+    lines.insert(lines.begin(),
+                 "# examples of many lengths: the longest cut, or batches of as many elements each time");
+  const std::string larger =
+      times >= kFarLarger ? fmt::format(", {} times as large as any of the step before", times) : "";
   return Reason{.id = {},
-                .text = fails ? name_copies(*failed, data)
+                .text = fails ? name_copies(*failed, data) + larger
                               : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",
@@ -236,7 +253,8 @@ bool is_buffer(const ReasonFacts& facts, const LiveBlock& block) {
 
 Found find_large_buffers(const ReasonFacts& facts) {
   const Share buffers = sum_blocks(facts, [&](const LiveBlock& block) { return is_buffer(facts, block); });
-  if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, 0.5)) return {};
+  constexpr int64_t kMany = 8;  // that pile up
+  if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, buffers.count >= kMany ? 0.4 : 0.5)) return {};
   const LiveBlock& largest = *buffers.largest;
   if (const Referrer* const referrer = facts.referrers.find(largest); largest.name.empty() && referrer != nullptr) {
     return Reason{
@@ -578,7 +596,7 @@ Found find_many_rows(const ReasonFacts& facts) {
                           comma_shape(*work.largest), with_unit(saved.bytes),
                           runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows)),
       .bytes = saved.bytes / 2,
-      .fix = sizes.size() == 1 || paired > 0 ? "fewer_rows" : "",
+      .fix = (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows" : "",
       .how = paired == 0 ? std::vector<std::string>()
                          : std::vector<std::string>{"near = torch.cdist(pos, pos) < cutoff  # pairs within a "
                                                     "cutoff alone, as a list of indices",

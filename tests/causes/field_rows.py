@@ -572,7 +572,7 @@ def fields(Pattern):
             "kkirchheim/pytorch-ood#159", memory=600),
         row("students", "start_world_model", "loaded_onto_gpu", r"map_location",
             "yuantianyuan01/FastWAM#20", memory=430),
-        row("students", "tune_vad", "larger_step", r"cut",
+        row("students", "tune_vad", "data_on_gpu", r"cut",
             "snakers4/silero-vad#683", memory=400),
         row("students", "validate_inspection", "kept_tensors", r"\.cpu\(\)",
             "open-edge-platform/anomalib#64", memory=700),
