@@ -346,7 +346,8 @@ Found find_vectorized(const ReasonFacts& facts) {
   // In backward the stack is that of the forward op's line.
   const Share work = sum_blocks(facts, is_data);
   const int64_t bytes = work.bytes + failed.requested_bytes;
-  if (failed.phase != Phase::backward || !contains(failed.first_stack, kVmap) || !is_large(facts, bytes, 0.5)) return {};
+  if (failed.phase != Phase::backward || !contains(failed.first_stack, kVmap) || !is_large(facts, bytes, 0.5))
+    return {};
   return Reason{.id = {},
                 .text = fmt::format("vmap computes the gradients of all samples at once: {} ({})", with_unit(bytes),
                                     short_place(failed.where)),
