@@ -10,6 +10,7 @@
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
+#include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 
 // Rows of kReasons about graphs that backward has no use for: parts of the model that no optimizer trains, and forward passes
