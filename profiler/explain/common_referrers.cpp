@@ -31,19 +31,19 @@ const Referrer* CommonReferrers::find(const LiveBlock& block) const {
   return found == alike->second.end() ? nullptr : &found->referrer;
 }
 
-std::string as_written(std::string_view name) {
+std::string as_written(std::string_view text) {
   constexpr std::string_view kModules = "._modules[";
-  std::string text;
-  for (size_t at = name.find(kModules); at != name.npos; at = name.find(kModules)) {
-    text += name.substr(0, at);
-    name.remove_prefix(at + kModules.size());
-    const size_t end = std::min(name.find(']'), name.size());
-    const std::string_view key = name.substr(0, end);
+  std::string written;
+  for (size_t at = text.find(kModules); at != text.npos; at = text.find(kModules)) {
+    written += text.substr(0, at);
+    text.remove_prefix(at + kModules.size());
+    const size_t end = std::min(text.find(']'), text.size());
+    const std::string_view key = text.substr(0, end);
     const bool is_name = key.size() > 2 && key.starts_with('"');
-    text += is_name ? fmt::format(".{}", key.substr(1, key.size() - 2)) : fmt::format("[{}]", key);
-    name.remove_prefix(std::min(end + 1, name.size()));
+    written += is_name ? fmt::format(".{}", key.substr(1, key.size() - 2)) : fmt::format("[{}]", key);
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
-  return text + std::string(name);
+  return written + std::string(text);
 }
 
 }  // namespace oomdiag

@@ -132,6 +132,36 @@ bool is_nearly_full(const Cause& cause) {
   return cause.facts.left_if_packed_bytes() * kSmallPart < cause.facts.total_bytes;
 }
 
+/// What fixes are predicted from.
+StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inputs, const Findings& findings,
+                          int64_t private_pools, Described step) {
+  const MemoryState& state = device.state;
+  const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
+  return {
+      .blocks = std::move(step.step_allocations.blocks),
+      .whole = step.whole,
+      .forward_end = step.forward_end,
+      .peak_bytes = !device.failure       ? device.peak.allocated_bytes
+                    : step.need.bytes > 0 ? step.need.bytes
+                                          : state.allocated_bytes + requested,
+      .available_bytes = inputs.device.total_bytes - state.non_pytorch_bytes,
+      .private_pool_cached_bytes = private_pools,
+      .is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation,
+      .batch = inputs.batch,
+      .grown_bytes = sum_grown(findings.growths),
+      .grown_per_step = sum_per_step(findings.growths),
+      .last_step = findings.growths.empty() ? 0 : findings.growths.front().last_step,
+      .growing_place = growing_place(findings.growths),
+      .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
+      .has_backward = device.attribution.backward_bytes > 0,
+      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1),
+      .settings = inputs.settings,
+      .compute_major = inputs.device.compute_major,
+      .optimizer = find_optimizer(state),
+      .framework = name_framework(device),
+      .sharded = device.sharded};
+}
+
 /// What else is behind the cause, with its cure: where the first one does not help, it is what a reader can change.
 void add_besides(const std::optional<Reason>& reason, const StepModel& model, Findings& findings) {
   if (!reason) return;
@@ -153,40 +183,6 @@ int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked) {
   }
   return bytes;
 }
-
-namespace {
-
-/// What fixes are predicted from.
-StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inputs, const Findings& findings,
-                          Described step) {
-  const MemoryState& state = device.state;
-  const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  return {
-      .blocks = std::move(step.step_allocations.blocks),
-      .whole = step.whole,
-      .forward_end = step.forward_end,
-      .peak_bytes = !device.failure       ? device.peak.allocated_bytes
-                    : step.need.bytes > 0 ? step.need.bytes
-                                          : state.allocated_bytes + requested,
-      .available_bytes = inputs.device.total_bytes - state.non_pytorch_bytes,
-      .private_pool_cached_bytes = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0}),
-      .is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation,
-      .batch = inputs.batch,
-      .grown_bytes = sum_grown(findings.growths),
-      .grown_per_step = sum_per_step(findings.growths),
-      .last_step = findings.growths.empty() ? 0 : findings.growths.front().last_step,
-      .growing_place = growing_place(findings.growths),
-      .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
-      .has_backward = device.attribution.backward_bytes > 0,
-      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1),
-      .settings = inputs.settings,
-      .compute_major = inputs.device.compute_major,
-      .optimizer = find_optimizer(state),
-      .framework = name_framework(device),
-      .sharded = device.sharded};
-}
-
-}  // namespace
 
 Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const AllocatorSettings& settings = inputs.settings;
@@ -214,7 +210,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.headroom_bytes =
       std::max<int64_t>(0, room - private_pools - state.allocated_bytes - state.pending_free_bytes);
   findings.out_of_memory_near_step = find_step_of_failure(device, findings);
-  const StepModel model = make_step_model(device, inputs, findings, std::move(step));
+  const StepModel model = make_step_model(device, inputs, findings, private_pools, std::move(step));
   findings.batch = describe_batch(device, model);
   ReasonFacts facts{.device = device,
                     .growths = findings.growths,

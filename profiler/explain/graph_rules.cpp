@@ -143,15 +143,11 @@ struct UnusedGraph {
   }
 };
 
-bool is_in_graph(const StepAllocation& block) {
-  return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
-}
-
 UnusedGraph find_unused_graph(const ReasonFacts& facts, const TrainedModules& modules) {
   UnusedGraph graph;
   Training now = Training::no_parameters;
   for (const StepAllocation& block : facts.device.step_allocations.blocks) {
-    if (!is_in_graph(block)) continue;
+    if (!is_of_forward_graph(block)) continue;
     const Training training = modules.find(block.made);
     if (training == Training::trained) break;
     if (training != Training::no_parameters) now = training;
@@ -184,7 +180,7 @@ UnusedGraph find_unused_passes(const ReasonFacts& facts, const TrainedModules& m
   const StepAllocation* first = nullptr;
   Passes* pass = nullptr;
   for (const StepAllocation& block : step.blocks) {
-    if (!is_in_graph(block)) continue;
+    if (!is_of_forward_graph(block)) continue;
     const Training training = modules.find(block.made);
     if (first == nullptr && training == Training::untrained) first = &block;
     if (training == Training::trained) pass = nullptr;
@@ -239,8 +235,7 @@ Share sum_graph_of_backward(const ReasonFacts& facts) {
 
 std::vector<std::string> lines_without_training() {
   return {
-      "torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the result once "
-      "more",
+      kWithoutCreateGraph,
       "for part in x.split(64): loss_of(part).backward()  # else a part at a time: gradients add up, as of the sum"};
 }
 

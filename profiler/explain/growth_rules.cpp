@@ -159,9 +159,7 @@ Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
                               place.empty() ? "" : ", of the ops" + place, with_unit(sum_per_step(facts.growths))),
           .bytes = sum_grown(facts.growths),
           .fix = "stop_growth",
-          .how = {"torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the "
-                  "result once more",
-                  "kept.append(gradient.detach())  # or keep it without its graph"}};
+          .how = {kWithoutCreateGraph, "kept.append(gradient.detach())  # or keep it without its graph"}};
 }
 
 /// Attributes of objects whose tensors are in a graph as the program ends: states that one step hands to the next.
@@ -326,7 +324,7 @@ Found find_growing_model(const ReasonFacts& facts) {
 Found find_handed_states(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::retained_graph || growth->is_collected()) return {};
-  if (!contains(growth->referrer, " in forward (")) return {};
+  if (!is_variable_of_forward(growth->referrer)) return {};
   std::vector<std::string> states;
   for (const Referrer& one : facts.device.referrers) {
     const bool is_of_module = contains(one.variable, "_modules[") && one.variable.starts_with("attribute ");
@@ -480,9 +478,7 @@ Found find_output_on_context_without_steps(const ReasonFacts& facts) {
 bool leads_to_one_step(const ReasonFacts& facts, const Growth& growth) {
   const auto found = std::ranges::find(facts.device.referrers, growth.referrer, &Referrer::variable);
   if (growth.is_collected() || found == facts.device.referrers.end()) return false;
-  const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, [](const StepAllocation& block) {
-    return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
-  });
+  const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, is_of_forward_graph);
   return found->nodes * 2 < ops * (int64_t{growth.last_step} - growth.first_step + 1);
 }
 

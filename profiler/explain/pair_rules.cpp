@@ -307,11 +307,11 @@ Square factor_heads(const ReasonFacts& facts, int64_t bytes) {
 /// The same as every row of a table with every other one; outside of any layer also as rows of another tensor with those of the table.
 Square factor_tables(const ReasonFacts& facts, int64_t bytes) {
   const std::set<std::vector<int64_t>> tables = list_tables(facts);
-  const bool is_own_product = failed_in(facts).module.empty();
-  std::set<std::vector<int64_t>> rows = is_own_product ? list_rows(facts) : std::set<std::vector<int64_t>>();
+  const bool is_outside_of_layers = failed_in(facts).module.empty();
+  std::set<std::vector<int64_t>> rows = is_outside_of_layers ? list_rows(facts) : std::set<std::vector<int64_t>>();
   rows.insert(tables.begin(), tables.end());
   return find_factors(rows, [&](const auto& a, const auto& b, int64_t item) {
-    const bool is_of_table = a == b || (is_own_product && tables.contains(b));
+    const bool is_of_table = a == b || (is_outside_of_layers && tables.contains(b));
     return is_of_table ? factor_rows(a, b, bytes, item, true) : std::nullopt;
   });
 }

@@ -198,12 +198,20 @@ std::vector<std::string> lines_for_rows() {
       "them"};
 }
 
+bool is_variable_of_forward(std::string_view variable) { return contains(variable, " in forward ("); }
+
 bool is_appended_to(std::string_view variable) {
   return variable.starts_with("list ") || variable.starts_with("deque ");
 }
 
+namespace {
+
+/// In the name of a variable: one of the items of a list.
+constexpr std::string_view kAny = "[*]";
+
+}  // namespace
+
 std::string for_each_item(std::string_view name, const std::function<std::string(const std::string& item)>& statement) {
-  constexpr std::string_view kAny = "[*]";
   constexpr std::string_view kItems = "abcd";  // of the lists on the way, outermost first
   size_t at = name.find(kAny);
   if (at == name.npos) return statement(std::string(name));
@@ -222,7 +230,6 @@ std::string for_each_item(std::string_view name, const std::function<std::string
 }
 
 std::string assign_each(std::string_view name, const std::function<std::string(const std::string& item)>& value) {
-  constexpr std::string_view kAny = "[*]";
   if (!name.ends_with(kAny))
     return for_each_item(name, [&](const std::string& item) { return fmt::format("{} = {}", item, value(item)); });
   name.remove_suffix(kAny.size());
@@ -236,7 +243,7 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
   const bool is_attribute = referrer.starts_with("attribute ");
-  const bool is_one_of_many = name.find("[*]") != name.npos;
+  const bool is_one_of_many = name.find(kAny) != name.npos;
   const std::string kept = name.empty() || (is_one_of_many && !is_attribute) ? "kept" : as_written(name);
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
   const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";

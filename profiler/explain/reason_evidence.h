@@ -63,6 +63,11 @@ const Growth* leading_growth(const ReasonFacts& facts);
 /// Whether the program trains, has run backward, or builds a graph.
 bool learns(const ReasonFacts& facts);
 
+/// Whether a forward pass of its step made it, and recorded it for backward.
+inline bool is_of_forward_graph(const StepAllocation& block) {
+  return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
+}
+
 /// Whether something in the step that failed is checkpointed, or other hooks pack what nodes save.
 bool runs_checkpoints(const ReasonFacts& facts);
 
@@ -86,6 +91,9 @@ bool is_of_as_many(int64_t a, int64_t b);
 
 /// "history" of "list 'history' in train.py", as the program calls it; or empty.
 std::string_view variable_name(std::string_view variable);
+
+/// Whether it is a variable of a module's forward(): each call makes it anew.
+bool is_variable_of_forward(std::string_view variable);
 
 /// The same of the outermost container alone: "nets" of "nets[0].seen".
 std::string_view container_name(std::string_view variable);
@@ -124,6 +132,11 @@ std::string comma_shape(const LiveBlock& block);
 
 /// Whether it takes rows, some of them several times.
 bool gathers(const Where& where);
+
+/// To write where a derivative is recorded, and nothing differentiates it.
+inline constexpr const char* kWithoutCreateGraph =
+    "torch.autograd.grad(y, x, retain_graph=True)  # create_graph=False, if nothing differentiates the result once "
+    "more";
 
 /// Lines to write where rows are copied.
 std::vector<std::string> lines_for_rows();

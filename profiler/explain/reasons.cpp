@@ -62,7 +62,7 @@ struct KeptPasses {
 /// times in one pass makes as many equal tensors.
 int64_t count_beginnings(const StepAllocations& step) {
   const auto is_of_pass = [](const StepAllocation& block) {
-    return block.is_of_step() && block.in_graph && block.phase == Phase::forward && !block.made.module.empty();
+    return is_of_forward_graph(block) && !block.made.module.empty();
   };
   const auto first = std::ranges::find_if(step.blocks, is_of_pass);
   if (first == step.blocks.end()) return std::numeric_limits<int64_t>::max();
@@ -92,8 +92,8 @@ KeptPasses count_passes(const ReasonFacts& f) {
     if (is_saved && block.step == f.device.failure->step) saved.add(block.made, block.bytes);
   }
   for (const StepAllocation& block : f.device.step_allocations.blocks) {
-    const bool lives = block.is_of_step() && block.died == StepAllocation::kNever;
-    if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
+    const bool lives = block.died == StepAllocation::kNever;
+    if (lives && is_of_forward_graph(block)) in_graph.add(block.made, block.bytes);
   }
   KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
   const int64_t layers = count_namesakes(f.device.state);
@@ -189,9 +189,7 @@ std::vector<std::string> lines_for_loop(const std::string& place, const std::str
 bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
   constexpr double kMore = 1.3;
   Allocations graph;
-  std::ranges::copy_if(f.device.complete.blocks, std::back_inserter(graph), [](const StepAllocation& block) {
-    return block.is_of_step() && block.in_graph && block.phase == Phase::forward;
-  });
+  std::ranges::copy_if(f.device.complete.blocks, std::back_inserter(graph), is_of_forward_graph);
   const auto of_training = static_cast<double>(graph.empty() ? 0 : find_peak(graph));
   return f.device.attribution.backward_bytes > 0 && of_training > 0 &&
          static_cast<double>(graph_bytes) > kMore * of_training;
@@ -200,8 +198,7 @@ bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
 /// How often the step before came to this op of this module.
 int64_t count_turns_before(const ReasonFacts& f, const Where& made) {
   return std::ranges::count_if(f.device.complete.blocks, [&](const StepAllocation& block) {
-    return block.is_of_step() && block.in_graph && block.phase == Phase::forward && block.made.module == made.module &&
-           block.made.op == made.op;
+    return is_of_forward_graph(block) && block.made.module == made.module && block.made.op == made.op;
   });
 }
 
@@ -432,7 +429,7 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
     const std::string line = short_place(growth.held);
     const bool is_of_layer = !growth.held.module.empty() && !joins(growth.held) && !growth.is_collected();
     // What is a variable of forward() is no result that somebody keeps.
-    const bool is_kept = !growth.referrer.empty() && !contains(growth.referrer, " in forward (");
+    const bool is_kept = !growth.referrer.empty() && !is_variable_of_forward(growth.referrer);
     if (!of_attention && is_of_layer && !is_kept) return grows_with_its_data(f, growth);
     if (of_attention) {
       return Reason{.id = {},

@@ -66,7 +66,7 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
 
 namespace {
 
-/// One walk over the events: what each of them tells of steps, failures and the recorder itself.
+/// One walk over the events: what each of them says of steps, failures and the recorder itself.
 class Prescanner {
  public:
   explicit Prescanner(const Trace& trace)
