@@ -60,7 +60,7 @@ inline constexpr char kPytest[] = "OOMDIAG_PYTEST";
 inline constexpr char kGpu[] = "OOMDIAG_DEVICE_FILES";
 /// bytes of each GPU, instead of those in its file
 inline constexpr char kMemory[] = "OOMDIAG_MEMORY";
-/// the branch of the driver, as 550
+/// the driver: a branch as 550, or Windows' driver model, as wddm or wddm+16GiB
 inline constexpr char kDriver[] = "OOMDIAG_DRIVER";
 /// `1`: work takes the time that it would take on the GPU
 inline constexpr char kClocked[] = "OOMDIAG_CLOCKED";

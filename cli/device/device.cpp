@@ -32,8 +32,13 @@ void check_one_driver(const std::vector<GpuEntry>& gpus) {
   }
   const auto unknown = std::ranges::find_if_not(gpus, &GpuEntry::knows_driver);
   if (unknown == gpus.end()) return;
+  if (first.driver.is_wddm) {
+    throw Error(ErrorKind::usage,
+                fmt::format("no {}: how much memory the {} has under WDDM is not known", first.id, unknown->name),
+                "WDDM is the driver model of Windows for GeForce and RTX GPUs; those of data centres run as on Linux");
+  }
   say(fmt::format("what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave",
-                  first.driver, unknown->gpu.id));
+                  first.driver.branch, unknown->gpu.id));
 }
 
 /// `count` of one GPU, or each GPU of a list once.
@@ -63,8 +68,8 @@ int64_t read_memory(const std::string& memory) {
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
       .add_option("--device", options.device,
-                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./device.json, or a "
-                  "list as in a100-80,t4; default: a real GPU, else h200")
+                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, under Windows as in "
+                  "rtx4090@wddm, ./device.json, or a list as in a100-80,t4; default: a real GPU, else h200")
       ->type_name("NAME");
   command.add_option("--memory", options.memory, "memory of each virtual device in place of the GPU's own, as in 8GiB")
       ->type_name("SIZE");
@@ -146,7 +151,8 @@ void check_driver(const DeviceChoice& choice, const std::string& torch_version) 
   const GpuEntry& gpu = host->gpus.front();
   const std::size_t cuda = torch_version.find("+cu");
   const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
-  if (gpu.driver == 0 || !is_cuda_13 || gpu.driver >= kLeastDriverOfCuda13) return;
+  const int branch = gpu.driver.branch;
+  if (branch == 0 || !is_cuda_13 || branch >= kLeastDriverOfCuda13) return;
   throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
                                             torch_version, kLeastDriverOfCuda13, gpu.id));
 }

@@ -143,34 +143,40 @@ const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_vie
               did_you_mean(name, ids, "oomdiag devices lists them all; ./device.json takes one of your own"));
 }
 
-int take_driver(std::string& device) {
-  const std::size_t at = device.rfind('@');
-  if (at == std::string::npos || device.find('/', at) != std::string::npos) return 0;
-  const std::string text = device.substr(at + 1);
-  const bool is_number =
-      text.size() == 3 && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
-  if (!is_number || std::stoi(text) < kLeastDriver) {
-    throw Error(ErrorKind::usage,
-                fmt::format("--device {}: '{}' is no branch of a driver for CUDA 12 or newer", device, text),
-                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point", kLeastDriver, kMaxDriver));
-  }
-  device.resize(at);
-  return std::stoi(text);
+bool GpuEntry::knows_driver() const {
+  if (driver.is_wddm) return gpu.wddm_total_bytes != 0;
+  return driver.branch == 0 || driver.branch > kOlderDrivers || gpu.older_total_bytes != 0;
 }
 
-GpuEntry with_driver(GpuEntry gpu, int driver) {
-  if (driver == 0) return gpu;
+Driver take_driver(std::string& device) {
+  const std::size_t at = device.rfind('@');
+  if (at == std::string::npos || device.find('/', at) != std::string::npos) return {};
+  const std::string text = device.substr(at + 1);
+  try {
+    if (text.empty()) throw std::invalid_argument("names no driver");
+    const Driver driver = parse_driver(text);
+    device.resize(at);
+    return driver;
+  } catch (const std::invalid_argument& reason) {
+    throw Error(ErrorKind::usage, fmt::format("--device {}: '{}' {}", device, text, reason.what()),
+                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point, wddm, or wddm+16GiB",
+                            kLeastDriver, kMaxDriver));
+  }
+}
+
+GpuEntry with_driver(GpuEntry gpu, const Driver& driver) {
+  if (driver == Driver{}) return gpu;
   gpu.driver = driver;
   gpu.gpu = with_driver(std::move(gpu.gpu), driver);
   gpu.total_bytes = gpu.gpu.total_bytes;
   gpu.mark = gpu.gpu.total_mark;
-  gpu.id += fmt::format("@{}", driver);
+  gpu.id += "@" + to_text(driver);
   return gpu;
 }
 
 GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& name) {
   std::string device = name;
-  const int driver = take_driver(device);
+  const Driver driver = take_driver(device);
   if (device.find('/') != std::string::npos || device.ends_with(".json")) {
     const GpuEntry own = read_gpu_entry(device);
     if (!own.why_not.empty()) throw unsupported(own);

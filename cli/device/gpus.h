@@ -27,14 +27,14 @@ struct GpuEntry {
   std::string mark;         ///< how total_bytes is known: the mark of its source
   ComputeCapability capability;
   int64_t context_bytes = 0;   ///< estimate of what a process takes before PyTorch does, first kernel included
-  int driver = 0;              ///< the branch of the driver that was asked for, as in 550; 0 = the newest
+  Driver driver{};             ///< that was asked for
   std::string why_not;         ///< why this wheel cannot run on it; empty if it can
   std::filesystem::path file;  ///< empty for a GPU of which too little is known
   Gpu gpu;                     ///< all of the file; empty with it
 
   bool operator==(const GpuEntry& other) const { return id == other.id && file == other.file; }
-  /// Whether the memory that an older driver leaves is known, if one was asked for.
-  bool knows_driver() const { return driver == 0 || driver > kOlderDrivers || gpu.older_total_bytes != 0; }
+  /// Whether the memory that this driver leaves is known.
+  bool knows_driver() const;
 };
 
 /// Reads one GPU. Throws Error(input) that names the field if it is no device file.
@@ -50,12 +50,12 @@ std::vector<GpuEntry> read_unsupported(const std::filesystem::path& folder);
 /// The GPU that goes by `name`: id or alias, in any case. Throws Error(usage) that names the nearest.
 const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view name);
 
-/// "rtx3090@550" is the GPU with a driver of branch 550: takes that from the end of `device`, 0 if it names none. Throws
-/// Error(usage) if it is no branch that runs CUDA 12.
-int take_driver(std::string& device);
+/// "rtx3090@550" is the GPU with a driver of branch 550, "rtx3090@wddm" that of a Windows machine (parse_driver): takes that from
+/// the end of `device`. Throws Error(usage) if it is neither.
+Driver take_driver(std::string& device);
 
-/// The GPU with a driver of this branch, by which it goes then: "rtx3090@550".
-GpuEntry with_driver(GpuEntry gpu, int driver);
+/// The GPU with this driver, by which it goes then: "rtx3090@550". Throws Error(usage) for one that Windows does not run under WDDM.
+GpuEntry with_driver(GpuEntry gpu, const Driver& driver);
 
 /// What --device names: a GPU of the catalogue in `folder`, or a file, and a driver. Throws Error(usage or input) if there is
 /// none, or none that this wheel runs on.

@@ -15,7 +15,7 @@ namespace {
 
 // GPUs that this torch has no code for are as good: nothing is run.
 GpuEntry find_named(std::string device) {
-  const int driver = take_driver(device);
+  const Driver driver = take_driver(device);
   const std::filesystem::path folder = find_install().gpus;
   if (device.ends_with(".json")) return with_driver(read_gpu_entry(device), driver);
   std::vector<GpuEntry> all = read_catalogue(folder);

@@ -64,6 +64,8 @@ void take_figures(Experiment& experiment) {
   experiment.total_bytes = device->device.total_bytes;
   experiment.needed_bytes = needed_bytes(*device);
   experiment.place = place_of_failure(*device);
+  if (experiment.passed() && device->peak.host_memory_bytes > 0)
+    experiment.outcome = "out_of_memory";  // of the GPU's own
 }
 
 /// Those of its only process.
@@ -122,8 +124,9 @@ int64_t needed_bytes(const ReportOfDevice& device) {
 }
 
 std::string place_of_failure(const ReportOfDevice& device) {
-  if (!device.failure) return {};
-  return fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+  const auto place = [](const auto& moment) { return fmt::format("{}, step {}", name_of(moment.phase), moment.step); };
+  if (device.failure) return place(*device.failure);
+  return device.peak.host_memory_bytes > 0 ? place(device.peak) : "";
 }
 
 std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& requests,

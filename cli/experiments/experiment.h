@@ -64,7 +64,7 @@ struct Experiment {
 
 /// What a run on this GPU reserved at most; where it ran out what was reserved, with the request.
 int64_t needed_bytes(const ReportOfDevice& device);
-/// Where it ran out of memory: "backward, step 2"; empty where it did not.
+/// Where it ran out of memory, or most of it was in host memory: "backward, step 2"; empty where neither was.
 std::string place_of_failure(const ReportOfDevice& device);
 
 /// Makes experiments with an Executor. Nothing is left of them.

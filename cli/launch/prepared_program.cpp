@@ -52,9 +52,8 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set(variables::kArguments, request.keeps_arguments ? "1" : environment(variables::kArguments));
   const VirtualHost none;
   const VirtualHost& devices = host != nullptr ? *host : none;
-  const int driver = host != nullptr ? host->gpus.front().driver : 0;
   set(variables::kGpu, list_files(devices.gpus));
-  set(variables::kDriver, driver == 0 ? "" : std::to_string(driver));
+  set(variables::kDriver, host != nullptr ? to_text(host->gpus.front().driver) : "");
   set(variables::kMemory, devices.memory_bytes == 0 ? "" : std::to_string(devices.memory_bytes));
   set(variables::kClocked, devices.clocked ? "1" : "");
   if (caches) {

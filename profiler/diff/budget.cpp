@@ -69,6 +69,10 @@ Verdict judge_outcome(const Report& report) {
   if (report.outcome == "caught") return {"outcome", false, "the program ran out of memory and caught it"};
   if (report.devices.empty()) return {"outcome", false, "nothing was allocated on a GPU"};
   for (const ReportOfDevice& device : report.devices) {
+    if (device.peak.host_memory_bytes > 0) {
+      return {"outcome", false,
+              fmt::format("does not fit the GPU: {} of it in host memory", with_unit(device.peak.host_memory_bytes))};
+    }
     if (!device.out_of_memory_near_step) continue;
     return {"outcome", false,
             fmt::format("fits so far, and grows: out of memory near step {}", *device.out_of_memory_near_step)};

@@ -70,7 +70,9 @@ int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& 
   return 0;
 }
 
-bool is_own(const NonPytorchOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+bool is_own(const NonPytorchOwner& owner) {
+  return owner.owner == "context" || owner.owner == "modules" || owner.kind == "system";
+}
 
 // What any process takes of the device before PyTorch does. Part of it may be unexplained.
 int64_t usual_non_pytorch(const MemoryState& state, int64_t context_bytes) {

@@ -96,8 +96,9 @@ struct SegmentLayout {
 
 /// Somebody who holds memory that PyTorch's allocator does not count.
 struct NonPytorchOwner {
-  std::string owner;   ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
-  std::string kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"; empty: unexplained
+  std::string owner;  ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
+  std::string
+      kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process", "system"; empty: unexplained
   int64_t bytes = 0;
 
   bool operator==(const NonPytorchOwner&) const = default;

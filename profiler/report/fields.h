@@ -102,6 +102,9 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"step", "in which"}, value.step);
   visit_place(visit, value);
   visit.or_null({"autocast", "dtype of the autocast region around it"}, value.autocast);
+  visit({"host_memory_bytes",
+         "of reserved_bytes at least so many had no room on the GPU: Windows' driver keeps them in host memory"},
+        value.host_memory_bytes);
 }
 
 template <class Visitor, Either<ReportFailure> Value>
@@ -176,8 +179,9 @@ template <class Visitor, Either<NonPytorchOwner> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("non_pytorch_owner", "Somebody who holds memory that PyTorch's allocator does not count.");
   visit({"owner", "a shared object, `context`, `modules`, `process <pid> <name>` or `unexplained`"}, value.owner);
-  visit.or_null({"kind", "how it was asked for", {"device", "handle", "pool", "array", "managed", "pinned", "process"}},
-                value.kind);
+  visit.or_null(
+      {"kind", "how it was asked for", {"device", "handle", "pool", "array", "managed", "pinned", "process", "system"}},
+      value.kind);
   visit({"bytes", "held", {}, kMayBeNegative}, value.bytes);
 }
 

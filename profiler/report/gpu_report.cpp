@@ -336,6 +336,16 @@ void report_moment(const Trace& trace, const DeviceHistory& device, ReportOfDevi
   report.parameter_groups = report_groups(state);
 }
 
+/// What PyTorch reserved beyond the room that known holders leave of the GPU. With managed memory in use nobody knows whose pages moved.
+int64_t count_host_memory(const Device& gpu, const DeviceHistory& device) {
+  int64_t known = 0;
+  for (const NonPytorchOwner& one : device.state.non_pytorch) known += one.kind.empty() ? 0 : one.bytes;
+  for (const NonPytorchOwner& one : device.state.host_memory) {
+    if (one.kind == "managed") return 0;
+  }
+  return gpu.total_bytes == 0 ? 0 : std::max<int64_t>(0, device.peak.reserved_bytes + known - gpu.total_bytes);
+}
+
 }  // namespace
 
 ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, const Findings& findings) {
@@ -346,6 +356,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                    std::max(gpu.total_bytes, state.reserved_bytes),
                    fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)};
   report.peak = report_peak(device);
+  report.peak.host_memory_bytes = count_host_memory(gpu, device);
   if (device.failure) {
     report.failure = report_failure(trace, *device.failure);
     report.failure->allocated_bytes = state.allocated_bytes;

@@ -209,8 +209,9 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
 
 bool shares_a_gpu(const History& history) {
   return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
-    return std::ranges::any_of(device.state.non_pytorch,
-                               [](const NonPytorchOwner& one) { return one.kind == "process"; });
+    return std::ranges::any_of(device.state.non_pytorch, [](const NonPytorchOwner& one) {
+      return one.kind == "process" || one.kind == "system";
+    });
   });
 }
 

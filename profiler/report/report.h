@@ -37,6 +37,7 @@ struct ReportPeak {
   std::string node{}, op{}, module{}, source{};  ///< what allocated last before the peak
   std::string inner_source{};                    ///< line of a package inside of `source`, or empty
   std::string autocast{};                        ///< the dtype of the autocast region around it, or empty
+  int64_t host_memory_bytes = 0;  ///< for which the GPU had no room: Windows' driver keeps them in host memory
 
   bool operator==(const ReportPeak&) const = default;
 };

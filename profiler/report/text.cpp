@@ -61,6 +61,10 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
     return fmt::format("oomdiag: fits so far, grows {} per step: out of memory near step {}",
                        with_unit(bytes_per_step(*device)), *device->out_of_memory_near_step);
   }
+  if (peak.host_memory_bytes > 0) {
+    return fmt::format("oomdiag: does not fit the GPU: Windows' driver keeps {} in host memory, peak in {}, step {}",
+                       with_unit(peak.host_memory_bytes), name_of(peak.phase), peak.step);
+  }
   return fmt::format("oomdiag: {}, peak in {}, step {}",
                      report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", name_of(peak.phase),
                      peak.step);
@@ -186,7 +190,12 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
   add(text, "set by", place_text(peak, options));
   if (report.snapshot) return;
   if (options.all || keeps_casts(device)) add_autocast(text, device);
-  add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
+  if (peak.host_memory_bytes > 0) {
+    add(text, "slow",
+        "kernels reach host memory over the bus; --device NAME@wddm+0 runs out where the GPU is full, and says why");
+  } else {
+    add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
+  }
   text += work_text(report);
   if (!device.growth.empty()) add(text, "kept by", kept_by_text(device, options));
   if (report.outcome == "killed" && !device.timeline.empty()) {

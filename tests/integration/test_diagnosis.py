@@ -295,6 +295,20 @@ class OutOfMemory(DiagnosisTest):
         _, report = self.run_code("import torch; torch.empty(20 << 30, dtype=torch.uint8, device='cuda')")
         self.assertEqual(report["cause"]["kind"], "oversized_request")
 
+    def test_under_windows_what_does_not_fit_goes_into_host_memory_and_the_report_says_so(self):
+        program = """
+            import torch
+            kept = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(36)]
+        """
+        done, report = self.run_code(program, device="gtx1650@wddm")
+        self.assertEqual((done.returncode, report["outcome"]), (0, "ok"))
+        by_hand = report["peak"]["reserved_bytes"] + sum(one["bytes"] for one in report["non_pytorch"] if one["kind"]) - (4096 << 20)
+        self.assertEqual(report["peak"]["host_memory_bytes"], by_hand)
+        self.assertIn(f"does not fit the GPU: Windows' driver keeps {by_hand / 2**20:.2f} MiB in host memory", done.stderr)
+        done, report = self.run_code(program, device="gtx1650@wddm+0")
+        self.assertEqual((done.returncode, report["outcome"], report["cause"]["kind"]), (1, "out_of_memory", "capacity"))
+        self.assertIn(512 << 20, [one["bytes"] for one in report["non_pytorch"] if one["owner"] == "Windows"])
+
     def test_free_blocks_between_live_blocks_are_fragmentation(self):
         _, report = self.run_code("""
             import torch

@@ -811,6 +811,22 @@ def an_older_driver_leaves_more_memory():
     expect_equal((text.value, version.value), (b"550.00.00", 12040), "what NVML says")
 
 
+@case(gpu="rtx3090", OOMDIAG_DRIVER="wddm+1GiB")
+def windows_keeps_some_memory_and_goes_on_in_that_of_the_host():
+    import torch
+
+    total, windows = 24576 << 20, 570 << 20
+    expect_equal(torch.cuda.mem_get_info()[1], total, "total memory")
+    with_context = torch.cuda.mem_get_info()[0]
+    expect(total - with_context > windows, f"{with_context} bytes are free")
+    everything = torch.empty(with_context, dtype=torch.uint8, device="cuda")
+    more = torch.empty(1000 << 20, dtype=torch.uint8, device="cuda")
+    expect_equal(torch.cuda.mem_get_info()[0], 0, "free bytes")
+    text = with_out_of_memory(lambda: torch.empty(100 << 20, dtype=torch.uint8, device="cuda"))
+    expect("0 bytes is free" in text, text)
+    del everything, more
+
+
 @case()
 def visible_devices_are_obeyed():
     expected = {"": "100 0", "-1": "100 0", "1": "100 0", "0": "0 1", "0,7": "0 1", "0,0": "0 1", "GPU-1111": "0 1", "GPU-22": "100 0"}

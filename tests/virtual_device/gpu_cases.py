@@ -36,6 +36,9 @@ def check_figures(gpu):
     expect(any(0.86 * size < total / (1 << 30) < size for size in MARKETED_GIB), f"{total / (1 << 30):.2f} GiB is near no size that is sold")
     older = gpu.get("older_total_bytes", {"value": total})["value"]
     expect(0 <= older - total < 200 * MIB, f"with older drivers {(older - total) / MIB:.0f} MiB more")
+    wddm = gpu.get("wddm_total_bytes", {"value": older + 1})["value"]
+    expect(older < wddm < older + 700 * MIB, f"under Windows {(wddm - older) / MIB:.0f} MiB more")
+    expect(any(0.98 * size < wddm / (1 << 30) <= size for size in MARKETED_GIB) or "wddm_total_bytes" not in gpu, "wddm_total_bytes is near no size that is sold")
     expect(1 <= gpu["multiprocessors"]["value"] <= 200, "multiprocessors")
     expect(1 << 20 <= gpu["l2_bytes"]["value"] <= 256 << 20, "l2_bytes")
     expect(600_000 <= gpu["clock_khz"]["value"] <= 3_200_000, "clock_khz")
@@ -75,7 +78,7 @@ def rates_are_plausible_and_near_the_data_sheets():
         expect(0.98 < ratio < 1.02, f"{name} has {ratio} of {tflops} TFLOP/s")
 
 
-MARKETED_GIB = (4, 6, 8, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 128, 141, 180, 192, 288)
+MARKETED_GIB = (4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 128, 141, 180, 192, 288)
 
 
 def check_marks(gpu):
@@ -251,7 +254,7 @@ def measuring_a_virtual_gpu_gives_its_file():
         own = read_gpu()
         for key, field in own.items():
             # A machine has one driver, and its rates are not known.
-            if key not in ("schema", "id", "aliases", "older_total_bytes") and not key.endswith("_per_second"):
+            if key not in ("schema", "id", "aliases", "older_total_bytes", "wddm_total_bytes") and not key.endswith("_per_second"):
                 expect_equal(measured[key]["value"] if key != "name" else measured[key], field, key)
         expect_equal(measured["total_bytes"]["mark"], "M", "the mark")
         expect(run_oomdiag("run", "--device", str(path), "--", "true").returncode == 0, "the file is not taken back")

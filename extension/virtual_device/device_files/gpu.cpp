@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -10,6 +12,8 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
+#include <system_error>
 
 namespace oomdiag {
 namespace {
@@ -139,6 +143,7 @@ void check_keys(const nlohmann::json& file) {
                                            "compute_capability",
                                            "total_bytes",
                                            "older_total_bytes",
+                                           "wddm_total_bytes",
                                            "multiprocessors",
                                            "l2_bytes",
                                            "clock_khz",
@@ -175,6 +180,10 @@ Gpu parse_gpu(const nlohmann::json& file, const std::string& path) {
     gpu.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMaxBytes);
     gpu.older_total_mark = file["older_total_bytes"].value("mark", "");
   }
+  if (file.contains("wddm_total_bytes")) {
+    gpu.wddm_total_bytes = read_number(file, "wddm_total_bytes", kLeastBytes, kMaxBytes);
+    gpu.wddm_total_mark = file["wddm_total_bytes"].value("mark", "");
+  }
   gpu.multiprocessors = read_int(file, "multiprocessors", 1);
   gpu.l2_bytes = read_int(file, "l2_bytes", 0, 0);
   gpu.clock_khz = read_int(file, "clock_khz", 0, 0);
@@ -185,6 +194,35 @@ Gpu parse_gpu(const nlohmann::json& file, const std::string& path) {
   gpu.context_bytes = read_number(file, "context_bytes", 0, gpu.total_bytes);
   gpu.first_kernel_bytes = read_number(file, "first_kernel_bytes", 0, gpu.total_bytes, 0);
   return gpu;
+}
+
+struct SizeUnit {
+  const char* name;
+  int64_t bytes;
+};
+constexpr SizeUnit kUnits[] = {{"GiB", int64_t{1} << 30}, {"MiB", int64_t{1} << 20}, {"KiB", int64_t{1} << 10}};
+
+/// -1 where it is no number, or an absurd one.
+int64_t read_digits(std::string_view text) {
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc{} && end == text.data() + text.size() && number < (int64_t{1} << 44) ? number : -1;
+}
+
+/// Of host memory; "0" is none of it.
+int64_t read_size(std::string_view text) {
+  int64_t scale = 1;
+  for (const SizeUnit& unit : kUnits) {
+    if (!text.ends_with(unit.name)) continue;
+    text.remove_suffix(std::strlen(unit.name));
+    scale = unit.bytes;
+    break;
+  }
+  const int64_t number = read_digits(text);
+  constexpr int64_t kMost = int64_t{1} << 44;
+  if (number < 0 || number > kMost / scale)
+    throw std::invalid_argument("names no size of host memory after wddm+, as in wddm+16GiB");
+  return number * scale;
 }
 
 /// 0 when there is none.
@@ -227,10 +265,36 @@ int cuda_version_of(int driver) {
   return 0;
 }
 
-Gpu with_driver(Gpu gpu, int driver) {
-  if (driver == 0 || driver > kOlderDrivers || gpu.older_total_bytes == 0) return gpu;
-  gpu.total_bytes = gpu.older_total_bytes;
-  gpu.total_mark = gpu.older_total_mark;
+int64_t bytes_of_windows(int64_t total_bytes) { return std::min(int64_t{570} << 20, total_bytes / 8); }
+
+Driver parse_driver(std::string_view text) {
+  if (text.empty()) return {};
+  constexpr std::string_view kWddm = "wddm";
+  if (text == kWddm) return {.is_wddm = true, .host_bytes = kUsualHostBytes};
+  if (text.starts_with("wddm+")) return {.is_wddm = true, .host_bytes = read_size(text.substr(kWddm.size() + 1))};
+  const int branch = text.size() == 3 ? static_cast<int>(read_digits(text)) : 0;
+  if (branch < kLeastDriver) throw std::invalid_argument("is no branch of a driver for CUDA 12 or newer");
+  return {.branch = branch};
+}
+
+std::string to_text(const Driver& driver) {
+  if (!driver.is_wddm) return driver.branch == 0 ? "" : std::to_string(driver.branch);
+  if (driver.host_bytes == kUsualHostBytes) return "wddm";
+  for (const SizeUnit& unit : kUnits) {
+    if (driver.host_bytes % unit.bytes == 0 && driver.host_bytes != 0)
+      return "wddm+" + std::to_string(driver.host_bytes / unit.bytes) + unit.name;
+  }
+  return "wddm+" + std::to_string(driver.host_bytes);
+}
+
+Gpu with_driver(Gpu gpu, const Driver& driver) {
+  if (driver.is_wddm && gpu.wddm_total_bytes != 0) {
+    gpu.total_bytes = gpu.wddm_total_bytes;
+    gpu.total_mark = gpu.wddm_total_mark;
+  } else if (driver.branch != 0 && driver.branch <= kOlderDrivers && gpu.older_total_bytes != 0) {
+    gpu.total_bytes = gpu.older_total_bytes;
+    gpu.total_mark = gpu.older_total_mark;
+  }
   return gpu;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace oomdiag {
@@ -27,6 +28,9 @@ struct Gpu {
   /// The same with older drivers (kOlderDrivers), which keep less for themselves; 0 = not known, or no other.
   int64_t older_total_bytes = 0;
   std::string older_total_mark;
+  /// The same under WDDM, Windows' driver model: all that nvidia-smi lists; 0 = not known, or Windows does not run it that way.
+  int64_t wddm_total_bytes = 0;
+  std::string wddm_total_mark;
   int compute_major = 0;
   int compute_minor = 0;
   int multiprocessors = 0;
@@ -59,12 +63,35 @@ inline constexpr int kOlderDrivers = 550;
 inline constexpr int kLeastDriver = 525;  ///< the first of CUDA 12
 inline constexpr int kMaxDriver = 999;
 
+/// The driver of a machine, as after "@" of --device.
+struct Driver {
+  int branch = 0;          ///< as in 550; 0 = the newest
+  bool is_wddm = false;    ///< of Windows, or of WSL2, whose memory Windows manages
+  int64_t host_bytes = 0;  ///< with it: what it puts into host memory at most once the GPU is full
+
+  bool operator==(const Driver&) const = default;
+};
+
+/// What Windows keeps of so large a GPU where a program wants all of it: 570 MiB, the median of what neither PyTorch nor the context
+/// (by the device files) has in ten out-of-memory messages with "0 bytes free", whatever the size of the GPU (RTX 3050 of 4 GiB to RTX 3090):
+/// 482 to 697, and 935 on an RTX 5060. Of smaller ones it keeps less: an eighth here (two of 2 GiB: 256 and 287 MiB with the context).
+int64_t bytes_of_windows(int64_t total_bytes);
+
+/// What it puts into host memory where nobody says: half of a host's 32 GiB. By Microsoft's documentation a GPU may have half of the
+/// host's memory ("Calculating graphics memory"), and by NVIDIA's its driver uses that from 536.40 on, unless the setting "CUDA -
+/// Sysmem Fallback Policy" says otherwise.
+inline constexpr int64_t kUsualHostBytes = int64_t{16} << 30;
+
+/// "", "550", "wddm", "wddm+0" or "wddm+16GiB" (KiB, MiB, GiB or bytes). Throws std::invalid_argument, which says what is wrong with it.
+Driver parse_driver(std::string_view text);
+std::string to_text(const Driver& driver);
+
 /// What CUDA version the driver of this branch has, as in 12040 (CUDA Toolkit release notes, "CUDA Driver"); 0 for those
 /// newer than the table and older than kLeastDriver.
 int cuda_version_of(int driver);
 
-/// The GPU as it is with a driver of this branch; 0 = the newest.
-Gpu with_driver(Gpu gpu, int driver);
+/// The GPU as it is with this driver.
+Gpu with_driver(Gpu gpu, const Driver& driver);
 
 /// Whether machines with several of this GPU link them by NVLink: those of data centres that are no PCIe boards.
 bool is_linked(const Gpu& gpu);

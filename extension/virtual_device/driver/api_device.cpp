@@ -232,7 +232,7 @@ bool oomdiag_device_has_peers(int ordinal) {
   return device && has_peers(device->gpu);
 }
 
-int oomdiag_device_driver_branch() { return oomdiag::driver_branch(); }
+int oomdiag_device_driver_branch() { return oomdiag::machine_driver().branch; }
 
 int oomdiag_device_architecture(int ordinal) {
   const Device* device = find_device(ordinal);

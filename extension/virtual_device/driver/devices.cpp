@@ -38,14 +38,19 @@ void override_memory(Gpu& gpu) {
   gpu.total_bytes = bytes;
 }
 
-int read_driver() {
+Driver read_driver() {
   const char* text = std::getenv(variables::kDriver);
-  return text ? std::atoi(text) : 0;
+  try {
+    return parse_driver(text ? text : "");
+  } catch (const std::invalid_argument& reason) {
+    std::fprintf(stderr, "oomdiag: OOMDIAG_DRIVER %s %s: taken is the newest\n", text, reason.what());
+    return {};
+  }
 }
 
 void read_device(Device& device, int index, const std::string& path) {
   device.index = index;
-  device.gpu = with_driver(read_gpu(path), driver_branch());
+  device.gpu = with_driver(read_gpu(path), machine_driver());
   override_memory(device.gpu);
   device.cudnn_description = describe_for_cudnn(device.gpu);
   const char* architectures = std::getenv(variables::kArchitectures);
@@ -107,13 +112,13 @@ void read_gpus() {
 
 }  // namespace
 
-int driver_branch() {
-  static const int branch = read_driver();
-  return branch;
+const Driver& machine_driver() {
+  static const Driver driver = read_driver();
+  return driver;
 }
 
 int driver_version() {
-  const int known = cuda_version_of(driver_branch());
+  const int known = cuda_version_of(machine_driver().branch);
   return known != 0 ? known : CUDA_VERSION;
 }
 

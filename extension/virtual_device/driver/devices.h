@@ -25,8 +25,8 @@ struct Device {
   MemoryAccount account;            ///< what this process holds of it
 };
 
-/// The branch of the machine's driver: OOMDIAG_DRIVER, or 0 for the newest.
-int driver_branch();
+/// The machine's driver: OOMDIAG_DRIVER, or the newest one of Linux.
+const Driver& machine_driver();
 
 /// Reads OOMDIAG_DEVICE_FILES (device files, one per line) and OOMDIAG_MEMORY, once: the machine as NVML sees it. A failure is one line
 /// on stderr, and a machine without GPUs.

@@ -67,7 +67,7 @@ CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   Context& context = context_on(device);
   if (const CUresult error = make_context(context)) return error;
   if (bytes == 0) return CUDA_SUCCESS;
-  if (bytes < 0 || bytes > device.gpu.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes < 0 || bytes > capacity_of(device)) return CUDA_ERROR_OUT_OF_MEMORY;
   uintptr_t begin = 0;
   Oom oom = Oom::of_gpu;
   const auto try_once = [&] {

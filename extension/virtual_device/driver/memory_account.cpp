@@ -28,7 +28,7 @@ MemoryLock& memory_lock() noexcept {
 bool charge(Device& device, Holder holder, int64_t bytes) noexcept {
   const SharedGpusLock guard;
   MemoryAccount& account = device.account;
-  if (bytes > device.gpu.total_bytes - held_by_others(device.index) - account.held()) return false;
+  if (bytes > capacity_of(device) - held_by_others(device.index) - account.held()) return false;
   account.held_[static_cast<size_t>(holder)] += bytes;
   publish_own_bytes(device.index, account.held());
   return true;
@@ -38,6 +38,8 @@ void refund(Device& device, Holder holder, int64_t bytes) noexcept {
   device.account.held_[static_cast<size_t>(holder)] -= bytes;
   publish_own_bytes(device.index, device.account.held());
 }
+
+int64_t capacity_of(const Device& device) noexcept { return device.gpu.total_bytes + machine_driver().host_bytes; }
 
 int64_t count_used_bytes(const Device& device) noexcept {
   return std::min(device.account.held() + held_by_others(device.index), device.gpu.total_bytes);

@@ -46,7 +46,10 @@ MemoryLock& memory_lock() noexcept;
 bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
 void refund(Device& device, Holder holder, int64_t bytes) noexcept;
 
-/// What all processes hold of the GPU.
+/// All that a GPU gives: its memory, and what Windows' driver puts into host memory beyond it.
+int64_t capacity_of(const Device& device) noexcept;
+
+/// What all processes, and Windows, hold of the GPU itself.
 int64_t count_used_bytes(const Device& device) noexcept;
 int64_t count_free_bytes(const Device& device) noexcept;
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "extension/environment.h"
+#include "extension/virtual_device/device_files/gpu.h"
+#include "extension/virtual_device/driver/devices.h"
 
 namespace oomdiag {
 namespace {
@@ -36,10 +38,17 @@ const std::vector<SimulatedProcess>& simulated_processes() {
   return found;
 }
 
+constexpr unsigned kWindowsPid = (1 << 22) + 4;  // of no process of this machine: Linux' are below 2^22
+
+int64_t bytes_of_windows_on(int index) {
+  const Device* const device = machine_driver().is_wddm ? find_installed(index) : nullptr;
+  return device == nullptr ? 0 : bytes_of_windows(device->gpu.total_bytes);
+}
+
 }  // namespace
 
 int64_t simulated_bytes(int device) {
-  int64_t sum = 0;
+  int64_t sum = bytes_of_windows_on(device);
   for (const SimulatedProcess& one : simulated_processes()) sum += device == 0 ? one.bytes : 0;
   return sum;
 }
@@ -48,7 +57,14 @@ int64_t simulated_bytes(int device) {
 
 bool oomdiag_device_simulated_process(int device, unsigned index, unsigned* pid, int64_t* bytes, const char** name) {
   const auto& found = oomdiag::simulated_processes();
-  if (device != 0 || index >= found.size()) return false;
+  const size_t count = device == 0 ? found.size() : 0;
+  if (index == count && oomdiag::bytes_of_windows_on(device) > 0) {
+    *pid = oomdiag::kWindowsPid;
+    *bytes = oomdiag::bytes_of_windows_on(device);
+    *name = "Windows";
+    return true;
+  }
+  if (index >= count) return false;
   *pid = found[index].pid;
   *bytes = found[index].bytes;
   *name = found[index].name.c_str();

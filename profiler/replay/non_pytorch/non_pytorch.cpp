@@ -163,6 +163,14 @@ void sort_by_size(std::vector<NonPytorchOwner>& owners) {
   });
 }
 
+// "process 4711 python". What a virtual GPU lists beyond Linux' pids is no process of this machine: "Windows".
+NonPytorchOwner owner_of(const GpuProcess& process) {
+  constexpr uint64_t kLeastForeignPid = 1 << 22;
+  const std::string name(process.name);
+  if (process.pid >= kLeastForeignPid && !name.empty()) return {name, "system", process.bytes};
+  return {"process " + std::to_string(process.pid) + (name.empty() ? "" : " " + name), "process", process.bytes};
+}
+
 }  // namespace
 
 std::string_view name_of(DriverMemory memory) {
@@ -194,9 +202,7 @@ std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span
   sort_by_size(libraries);
   owners.insert(owners.end(), libraries.begin(), libraries.end());
   for (const GpuProcess& process : state.processes) {
-    std::string owner = "process " + std::to_string(process.pid);
-    if (!process.name.empty()) owner += " " + std::string(process.name);
-    owners.push_back({std::move(owner), "process", process.bytes});
+    owners.push_back(owner_of(process));
   }
   std::erase_if(owners, [](const NonPytorchOwner& owner) { return owner.bytes == 0; });
   return owners;

@@ -46,7 +46,7 @@ TEST_CASE("a machine has one driver, which runs the CUDA that torch is for", "[c
   CHECK_THROWS_AS(catalogue.choose({.device = "h200@580,t4"}), Error);
   CHECK(catalogue.host({.device = "h200@580,t4@580"}).gpus.size() == 2);
   const DeviceChoice older = catalogue.choose({.device = "t4@550", .count = 2});
-  CHECK(older.virtual_host()->gpus[1].driver == 550);
+  CHECK(older.virtual_host()->gpus[1].driver.branch == 550);
   CHECK_NOTHROW(check_driver(older, "2.8.0+cu128"));
   CHECK_THROWS_AS(check_driver(older, "2.15.0+cu132"), Error);
   CHECK_NOTHROW(check_driver(catalogue.choose({.device = "t4@580"}), "2.15.0+cu132"));

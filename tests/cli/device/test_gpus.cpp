@@ -48,7 +48,7 @@ TEST_CASE("a GPU with an older driver has the memory that such a driver leaves",
   CHECK(older.total_bytes == 85100000000);
   CHECK(older.mark == "C");
   CHECK(older.id == "h100-sxm@550");
-  CHECK(older.driver == 550);
+  CHECK(older.driver.branch == 550);
   CHECK(older.knows_driver());
 
   folder.write("h100-sxm.json", kGpu);
@@ -56,6 +56,31 @@ TEST_CASE("a GPU with an older driver has the memory that such a driver leaves",
   CHECK(choose_gpu(folder.path(), "h100@555").knows_driver());
   for (const char* wrong : {"h100@", "h100@470", "h100@new", "h100@5500", "@"})
     CHECK_THROWS_AS(choose_gpu(folder.path(), wrong), Error);
+}
+
+TEST_CASE("under Windows a GPU has all of its memory, and what does not fit goes into host memory", "[cli]") {
+  const TestFolder folder;
+  const std::string gpu = kGpu;
+  folder.write("h100-sxm.json", R"({"wddm_total_bytes": {"value": 85520809984, "mark": "S"},)" + gpu.substr(1));
+  const GpuEntry windows = choose_gpu(folder.path(), "h100@wddm");
+  CHECK(windows.total_bytes == 85520809984);
+  CHECK(windows.id == "h100-sxm@wddm");
+  CHECK(windows.driver == Driver{.is_wddm = true, .host_bytes = int64_t{16} << 30});
+  CHECK(windows.knows_driver());
+  CHECK(choose_gpu(folder.path(), "h100@wddm+0").driver.host_bytes == 0);
+  CHECK(choose_gpu(folder.path(), "h100@wddm+512MiB").id == "h100-sxm@wddm+512MiB");
+  for (const char* wrong : {"h100@wddm+", "h100@wddm+x", "h100@wddm16GiB", "h100@wddm+-1", "h100@wddm+99999999GiB"})
+    CHECK_THROWS_AS(choose_gpu(folder.path(), wrong), Error);
+
+  folder.write("h100-sxm.json", kGpu);
+  CHECK_FALSE(choose_gpu(folder.path(), "h100@wddm").knows_driver());
+}
+
+TEST_CASE("a driver is written as it is read", "[cli]") {
+  for (const char* text : {"", "550", "wddm", "wddm+0", "wddm+1000", "wddm+3KiB", "wddm+512MiB", "wddm+8GiB"})
+    CHECK(to_text(parse_driver(text)) == text);
+  CHECK(bytes_of_windows(int64_t{24} << 30) == int64_t{570} << 20);
+  CHECK(bytes_of_windows(int64_t{2} << 30) == int64_t{256} << 20);
 }
 
 TEST_CASE("a driver has the version of CUDA that its branch has", "[cli]") {

@@ -68,6 +68,13 @@ TEST_CASE("verdicts become JUnit's XML and annotations, whatever stands in them"
         "::error title=oomdiag max allocated::r.json: 2 %25 above\n");
 }
 
+TEST_CASE("a run that needed host memory is not kept", "[budget]") {
+  oomdiag::Report report{.outcome = "ok", .devices = {oomdiag::ReportOfDevice{}}};
+  report.devices.front().peak.host_memory_bytes = 1 << 20;
+  CHECK_FALSE(check(report, {}).front().kept);
+  CHECK(check(report, {}).front().words == "does not fit the GPU: 1.00 MiB of it in host memory");
+}
+
 TEST_CASE("a run whose OOMs were caught, or that grows until it will run out, is not kept", "[budget]") {
   oomdiag::Report report{.outcome = "caught", .devices = {oomdiag::ReportOfDevice{}}};
   CHECK_FALSE(check(report, {}).front().kept);

@@ -123,6 +123,21 @@ TEST_CASE("a run whose OOMs were caught did not fit: neither headline nor batch 
   CHECK(to_text(report).starts_with("oomdiag: ran out of memory 3 times on cuda:0, caught by the program"));
 }
 
+TEST_CASE("a run that went on in host memory does not fit the GPU, and the report says how much", "[report]") {
+  Report report = make_report(training_that_fits(), {.exit_code = 0});
+  CHECK(report.devices.front().peak.host_memory_bytes == 0);
+  Trace trace = training_that_fits();
+  trace.devices.front().total_bytes = report.devices.front().peak.reserved_bytes - 3_MiB;
+  trace.devices.front().context_bytes = 1_MiB;
+  report = make_report(trace, {.exit_code = 0});
+  CHECK(report.devices.front().peak.host_memory_bytes == 4_MiB);
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.starts_with("oomdiag: does not fit the GPU: Windows' driver keeps 4.00 MiB in host memory, peak in"));
+  CHECK(text.find("@wddm+0") != text.npos);
+  CHECK(text.find("headroom") == text.npos);
+}
+
 TEST_CASE("after fix the measured winner stands first, and fix is not offered again", "[report]") {
   Report report = make_report(oom_in_backward(), {.exit_code = 1, .folder = "oomdiag-4711"});
   CHECK(to_text(report).find("next: oomdiag fix oomdiag-4711") != std::string::npos);

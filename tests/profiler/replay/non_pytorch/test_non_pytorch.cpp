@@ -111,6 +111,13 @@ TEST_CASE("a virtual GPU charges whole pages above half a page, a real one what 
   CHECK(sum_of(driver.owners()) == 4_MiB + 1);
 }
 
+TEST_CASE("what a virtual GPU lists beyond Linux' process ids is the system", "[outside]") {
+  RecordedDriver driver;
+  driver.process(0, 0, "", kFirstProcess).process((1 << 22) + 4, 530, "Windows").process((1 << 22) - 1, 20, "Xorg");
+  CHECK(driver.owners() ==
+        std::vector<NonPytorchOwner>{{"Windows", "system", 530}, {"process 4194303 Xorg", "process", 20}});
+}
+
 TEST_CASE("pinned and managed memory is the host's", "[outside]") {
   RecordedDriver driver;
   driver.take(0x1000, 10, "libtorch_cuda.so", DriverMemory::pinned).take(0x2000, 5, "mine.so", DriverMemory::managed);
