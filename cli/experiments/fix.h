@@ -171,6 +171,9 @@ void weigh_blocks(ProgramProfile& profile, const Report& whole);
 Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count);
 /// Checkpoints of these of profile.blocks.
 Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t> chosen);
+/// What autograd keeps of the chosen ones of these blocks goes to the host, beside what the others compute.
+Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size_t>& blocks,
+                      const std::vector<std::size_t>& chosen);
 
 /// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below
 /// `available`. Each is taken to save by the share of what it keeps.

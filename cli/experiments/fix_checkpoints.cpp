@@ -80,6 +80,16 @@ Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t>
   return change;
 }
 
+Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size_t>& blocks,
+                      const std::vector<std::size_t>& chosen) {
+  Change change{.id = "offload_blocks", .group = "checkpoint", .label = ""};
+  change.settings = {{"blocks", nlohmann::json::array()}, {"chosen", nlohmann::json::array()}};
+  for (const std::size_t i : blocks) change.settings["blocks"].push_back(profile.blocks[i].path);
+  for (const std::size_t i : chosen) change.settings["chosen"].push_back(profile.blocks[i].path);
+  change.label = fmt::format("offload {} of {} blocks", chosen.size(), blocks.size());
+  return change;
+}
+
 // The inputs of the parts are kept, and one part at a time is there whole: their sum is least for as many parts as a part has
 // layers.
 Change checkpoint_layers(const ProgramProfile& profile) {

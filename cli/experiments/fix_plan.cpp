@@ -41,9 +41,9 @@ constexpr double kFarBelow = 0.9;      ///< of the available memory: it needs no
 constexpr double kFarTooLarge = 1.1;   ///< of the available memory: not worth a run that shows that it does not fit
 
 /// Changes of the whole program. Others are no plan for the training as it is: another batch, cures of a failure.
-constexpr std::array<std::string_view, 7> kOfProgram = {"autocast_bf16",      "autocast_fp16",         "adam_8bit",
-                                                        "fused_optimizer",    "chunked_cross_entropy", "relu_in_place",
-                                                        "offload_activations"};
+constexpr std::array<std::string_view, 8> kOfProgram = {"autocast_bf16",       "autocast_fp16",         "adam_8bit",
+                                                        "fused_optimizer",     "chunked_cross_entropy", "relu_in_place",
+                                                        "offload_activations", "offload_blocks"};
 
 bool is_of_program(const Change& change) {
   return change.missing.empty() && (is_one_of(change.id, kOfProgram) || change.accumulates());
@@ -117,12 +117,20 @@ std::vector<int64_t> freed_by(const Allocations& blocks, const std::vector<int64
   return freed;
 }
 
+bool is_offloaded(const ProgramVariant& variant, const std::string& path) {
+  return std::ranges::any_of(variant.changes, [&](const Change& change) {
+    if (change.id != "offload_blocks") return false;
+    return std::ranges::any_of(change.settings["chosen"], [&](const nlohmann::json& one) { return one == path; });
+  });
+}
+
 void add_blocks(ProgramVariant& variant, const ProgramProfile& profile) {
   const DeviceHistory* const history = variant.history();
   if (history == nullptr) return;
   const Allocations& step = history->step_allocations.blocks;
   std::vector<int64_t> in_use = list_bytes_in_use(step);
-  for (const BlockIndices& one : find_block_classes(profile)) {
+  for (BlockIndices one : find_block_classes(profile)) {
+    std::erase_if(one, [&](std::size_t i) { return is_offloaded(variant, profile.blocks[i].path); });
     BlockClass made;
     for (const std::size_t i : one) {
       made.block_ns = std::max(made.block_ns, forward_ns(variant, profile.blocks[i].path));
@@ -151,6 +159,7 @@ class PlanSearch {
   void take_proof(const BlockChoice& choice);
   void correct_times(const BlockChoice& proved);
   void add_expandable(std::size_t variant);
+  std::optional<Change> offload_hidden() const;
   void run_variants(const std::vector<std::vector<Change>>& variants);
   std::vector<std::vector<Change>> list_variants() const;
   std::vector<std::vector<Change>> list_combinations(bool same_sums) const;
@@ -180,8 +189,8 @@ void PlanSearch::add_variant(std::vector<Change> changes, Experiment experiment)
   if (!variant.measured.unproved.empty() || !variant.measured.measured_peak_bytes) return;
   variant.steps = variant.measured.steps_for_one(runs_.before().step, runs_.target().batch);
   variant.problem.step_ns = variant.steps * static_cast<double>(variant.measured.step.time_ns.value_or(0));
-  const bool has_own =
-      std::ranges::any_of(variant.changes, [](const Change& one) { return one.group == "checkpoint"; });
+  const bool has_own = std::ranges::any_of(
+      variant.changes, [](const Change& one) { return one.group == "checkpoint" && one.id != "offload_blocks"; });
   if (!has_own) add_blocks(variant, runs_.profile());
   for (BlockClass& one : variant.problem.classes) one.block_ns *= variant.steps;
   if (variant.problem.bytes.empty()) variant.problem.bytes = {*variant.measured.measured_peak_bytes};
@@ -214,7 +223,32 @@ std::vector<std::vector<Change>> PlanSearch::list_variants() const {
   for (const Change& change : list_changes(runs_.target(), runs_.profile(), runs_.whole(), runs_.before())) {
     if (is_of_program(change)) variants.push_back({change});
   }
+  if (auto change = offload_hidden()) variants.push_back({std::move(*change)});
   return variants;
+}
+
+/// Of the blocks that keep most, as many as the bus can copy while the others compute: one of so many that the forward of these takes as
+/// long as its copy. The last ones stay, as backward comes to them at once. Nothing where the bus is too slow for any.
+std::optional<Change> PlanSearch::offload_hidden() const {
+  const ProgramVariant& plain = variants_.front();
+  const int64_t bus = runs_.target().device.gpus.front().gpu.rates.bus_bytes;
+  if (bus == 0) return std::nullopt;
+  const BlockIndices* most = nullptr;
+  double most_bytes = 0, block_ns = 0;
+  for (std::size_t of = 0; of < plain.classes.size(); ++of) {
+    double bytes = 0;
+    for (const std::size_t i : plain.classes[of]) bytes += static_cast<double>(runs_.profile().blocks[i].saved_bytes);
+    if (bytes <= most_bytes) continue;
+    most = &plain.classes[of];
+    most_bytes = bytes;
+    block_ns = plain.problem.classes[of].block_ns;
+  }
+  if (most == nullptr || block_ns <= 0) return std::nullopt;
+  const double copy_ns = most_bytes / static_cast<double>(most->size()) / static_cast<double>(bus) * 1e9;
+  const auto stride = static_cast<std::size_t>(std::max(1.0, std::ceil(copy_ns / block_ns)));
+  std::vector<std::size_t> chosen;
+  for (std::size_t k = 0; k + stride < most->size(); k += stride) chosen.push_back((*most)[k]);
+  return chosen.empty() ? std::nullopt : std::optional(offload_chosen(runs_.profile(), *most, chosen));
 }
 
 /// Of the time of the program as it is, by the product of what each change alone makes of it.

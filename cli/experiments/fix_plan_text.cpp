@@ -93,14 +93,19 @@ std::string lines_of_plan(const FixPlan& plan) {
 }
 
 PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target& target) {
-  PlanJson ids = PlanJson::array(), blocks = PlanJson::array();
+  PlanJson ids = PlanJson::array(), recomputed = PlanJson::array(), offloaded = PlanJson::array();
   for (const Change& change : plan.fix.changes) {
     ids.push_back(change.id);
-    if (change.settings.is_object() && change.settings.contains("blocks")) blocks = change.settings["blocks"];
+    if (change.id == "offload_blocks") {
+      offloaded = change.settings["chosen"];
+    } else if (change.settings.is_object() && change.settings.contains("blocks")) {
+      recomputed = change.settings["blocks"];
+    }
   }
   return {{"ids", ids},
           {"label", label_of(plan)},
-          {"recomputed_blocks", blocks},
+          {"recomputed_blocks", recomputed},
+          {"offloaded_blocks", offloaded},
           {"predicted_peak_bytes", plan.predicted_peak_bytes},
           {"measured_peak_bytes", optional_json(plan.fix.measured_peak_bytes)},
           {"measured_reserved_bytes", optional_json(plan.fix.measured_reserved_bytes)},

@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -30,6 +31,7 @@
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
 #include "profiler/event.h"
+#include "profiler/meter_words.h"
 #include "profiler/trace/format.h"
 
 // Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
@@ -270,9 +272,22 @@ std::string describe_collective(const at::RecordFunction& call, const ThreadStat
   return text;
 }
 
+/// Whether it runs on another stream than the default one: beside what is computed there.
+bool is_on_own_stream(const at::RecordFunction& call) {
+  for (const c10::IValue& value : call.inputs()) {
+    if (!value.isTensor() || !is_on_gpu(value.toTensor())) continue;
+    const c10::Device device = value.toTensor().device();
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    return guard.getStream(device) != guard.getDefaultStream(device);
+  }
+  return false;
+}
+
 std::string describe_begin(const at::RecordFunction& call, const ThreadState& state) {
   const PhaseAndModule place = locate(state);
-  std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name() + '\t';
+  std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name();
+  if (std::string_view(call.name()) == "aten::copy_" && is_on_own_stream(call)) text += kOnOwnStream;
+  text += '\t';
   for (const c10::IValue& value : call.inputs()) append_value(text, value);
   return text;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "profiler/error.h"
+#include "profiler/meter_words.h"
 #include "profiler/whole_number.h"
 
 namespace oomdiag {
@@ -91,10 +92,12 @@ MeteredOperator parse_metered_operator(std::string_view line) {
   const auto fields = split(line, '\t');
   const size_t arrow = fields.size() == kFields ? fields[5].find('>') : std::string_view::npos;
   if (arrow == std::string_view::npos) reject_line(line);
+  const std::string_view name = fields[3].substr(0, fields[3].find(kOnOwnStream));
   return {.step = integer_of(fields[0]),
           .phase = std::string(fields[1]),
           .module = static_cast<uint32_t>(integer_of(fields[2])),
-          .name = std::string(fields[3]),
+          .name = std::string(name),
+          .on_own_stream = name.size() < fields[3].size(),
           .count = integer_of(fields[4]),
           .inputs = parse_values(fields[5].substr(0, arrow)),
           .outputs = parse_values(fields[5].substr(arrow + 1))};

@@ -25,9 +25,10 @@ struct WorkValue {
 /// A line of a meter's file: one operator with these inputs and outputs, that ran `count` times in a phase of a step.
 struct MeteredOperator {
   int64_t step = 0;
-  std::string phase{};  ///< setup, forward, recomputation, backward, optimizer
-  uint32_t module = 0;  ///< index into the names of the trace; 0 = none
-  std::string name{};   ///< "aten::mm"
+  std::string phase{};         ///< setup, forward, recomputation, backward, optimizer
+  uint32_t module = 0;         ///< index into the names of the trace; 0 = none
+  std::string name{};          ///< "aten::mm"
+  bool on_own_stream = false;  ///< a copy beside what the default stream computes
   int64_t count = 0;
   std::vector<WorkValue> inputs{}, outputs{};
 };

@@ -11,7 +11,7 @@ namespace oomdiag {
 namespace {
 
 void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
-              int64_t count) {
+              int64_t count, bool is_beside = false) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
@@ -19,6 +19,11 @@ void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, co
   sum.host_ns += host_ns(phase, work) * static_cast<double>(count);
   if (!time) return;
   const double ns = time->ns * static_cast<double>(count);
+  if (is_beside) {
+    sum.overlapped += count;
+    sum.overlapped_ns += ns;
+    return;
+  }
   sum.time_ns += ns;
   sum.bound_ns[static_cast<size_t>(time->bound_by)] += ns;
 }
@@ -47,7 +52,7 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add_work(*sum, metered.phase, work, time, metered.count);
+    add_work(*sum, metered.phase, work, time, metered.count, metered.on_own_stream && work.bus_bytes > 0);
   }
   if (metered.phase != "forward") return;
   add_work(step.forward[metered.module], "recomputation", work, time, metered.count);

@@ -16,11 +16,11 @@ namespace oomdiag {
 /// The work of several calls, and the time that the model gives it.
 struct WorkSum {
   int64_t flops = 0, memory_bytes = 0, bus_bytes = 0, launches = 0;
-  double time_ns = 0;                            ///< of the GPU; 0 where the device is not known
-  double host_ns = 0;                            ///< that the host takes to submit it
-  int64_t collectives = 0, link_bytes = 0;       ///< calls of NCCL, and what they send to other ranks
-  int64_t overlapped = 0;                        ///< of the collectives: those beside which the GPU computes
-  double overlapped_ns = 0, waited_for_ns = 0;   ///< of them: beside what is computed, and what computing waits for
+  double time_ns = 0;                       ///< of the GPU; 0 where the device is not known
+  double host_ns = 0;                       ///< that the host takes to submit it
+  int64_t collectives = 0, link_bytes = 0;  ///< calls of NCCL, and what they send to other ranks
+  int64_t overlapped = 0;  ///< of the collectives, and copies on streams of their own: beside which the GPU computes
+  double overlapped_ns = 0, waited_for_ns = 0;   ///< beside what is computed, and what computing waits for
   std::array<double, kBoundByCount> bound_ns{};  ///< of it, by BoundBy
 
   BoundBy bound_by() const;
@@ -39,7 +39,7 @@ struct StepWork {
   std::map<uint32_t, WorkSum>
       forward{};  ///< of them, what forward does; host_ns: what it takes to submit it again in backward
 
-  /// Of the collectives, what no computation of their phase hides: what is waited for, one of the others (the first gather of a
+  /// Of the collectives and of copies on streams of their own, what no computation of their phase hides: what is waited for, one of the others (the first gather of a
   /// forward pass, the last reduction of a backward pass), and what takes longer than the phase.
   double exposed_communication_ns() const;
   double gpu_ns() const { return all.time_ns + exposed_communication_ns(); }

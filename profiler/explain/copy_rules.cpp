@@ -198,7 +198,8 @@ Found find_repeated_tensor(const ReasonFacts& facts) {
 // In a layer: the program's own copies are large results.
 Found find_expanded_copy(const ReasonFacts& facts) {
   constexpr int64_t kManyTimes = 4;
-  if (!fails_in(facts, {"aten::reshape", "aten::contiguous", "aten::clone", "aten::flatten"})) return {};
+  if (!fails_in(facts, {"aten::reshape", "aten::contiguous", "aten::clone", "aten::flatten", "aten::grid_sampler"}))
+    return {};
   const Where where = failed_in(facts);
   const int64_t bytes = requested_bytes(facts);
   if (where.module.empty() || !is_large(facts, bytes)) return {};
@@ -207,12 +208,18 @@ Found find_expanded_copy(const ReasonFacts& facts) {
     if (!block.pending_free) largest = std::max(largest, block.requested_bytes);
   }
   if (largest * kManyTimes > bytes) return {};
+  std::vector<std::string> how{
+      "x.expand(n, -1, -1)[start:end]  # a part of the view at a time, in place of a copy of all"};
+  if (where.op == "aten::grid_sampler")
+    how = {
+        "y = torch.cat([F.grid_sample(x, part) for part in grid.split(1)])  # x as it is, not expanded: a grid at a "
+        "time"};
   return Reason{.id = {},
                 .text = fmt::format("{}{} writes out a tensor that was expanded or unfolded: {} of at most {}",
                                     where.op, at(where), with_unit(bytes), with_unit(largest)),
                 .bytes = bytes,
                 .fix = "repeat_later",
-                .how = {"x.expand(n, -1, -1)[start:end]  # a part of the view at a time, in place of a copy of all"}};
+                .how = std::move(how)};
 }
 
 Found find_large_cast(const ReasonFacts& facts) {
@@ -251,7 +258,9 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
     return is_result;
   });
   const int64_t bytes = alike.bytes + failed->requested_bytes;
-  if (alike.count < kFewest) return find_second_tensor(facts);
+  if (alike.count < kFewest) {  // of a model that works on all at once each op is as large
+    return find_large_batch(facts) ? Found{} : find_second_tensor(facts);
+  }
   if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{
       .id = {},

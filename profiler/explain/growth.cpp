@@ -114,6 +114,7 @@ Growth describe(const Group& group, const StepCurves& curves) {
     for (size_t i = 0; i < total.size(); ++i) total[i] += levels[i];
     if (curve->newest > last->newest) last = curve;
     growth.places.push_back({.where = curve->where,
+                             .context = curve->context,
                              .bytes_per_step = median_increment(levels, steps),
                              .live_bytes = curve->bytes.back(),
                              .blocks = curve->blocks.back(),
@@ -165,8 +166,9 @@ std::vector<Growth> find_growth(const StepCurves& curves) {
   return growths;
 }
 
-bool Growth::has(const Where& made) const {
+bool Growth::has(const Where& made, uint32_t context) const {
   return std::ranges::any_of(places, [&](const GrowingPlace& place) {
+    if (context != 0 && place.context == context) return true;
     return place.where.op == made.op && place.where.source == made.source &&
            fold_indices(place.where.module) == fold_indices(made.module);
   });
@@ -186,7 +188,7 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     int64_t found = 0, blocks = 0;
     for (const Referrer& referrer : referrers) {
       if (referrer.nodes > 0) nodes.add(referrer.variable, referrer.nodes);
-      if (!growth.has(referrer.made)) continue;
+      if (!growth.has(referrer.made, referrer.context)) continue;
       tensors.add(referrer.variable, 1);
       ++found;
       growth.referred_bytes += referrer.storage_bytes;
@@ -200,7 +202,10 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     const bool is_graph = growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most());
     const bool is_contained = are_most && growth.is_referred() && is_container(tensors.most());
     if (is_graph && !is_contained) growth.referrer = nodes.most();
-    if (growth.referrer.empty() && are_most) growth.referrer = tensors.most();
+    // Tensors without a node, as detached losses, keep themselves.
+    const bool keeps_only_itself =
+        growth.kind == GrowthKind::retained_graph && !growth.is_referred() && !nodes.has(tensors.most());
+    if (growth.referrer.empty() && are_most && !keeps_only_itself) growth.referrer = tensors.most();
   }
 }
 

@@ -22,6 +22,7 @@ std::string_view name_of(GrowthKind kind);
 /// A place of the program that keeps more with each step.
 struct GrowingPlace {
   Where where{};
+  uint32_t context = 0;  ///< PlaceCurve::context
   int64_t bytes_per_step = 0;
   int64_t live_bytes = 0;       ///< at the end of the last step
   int64_t blocks = 0;           ///< likewise
@@ -42,8 +43,8 @@ struct Growth {
   std::string referrer{};      ///< "list 'history' in train.py": the variable that keeps most of it, or empty
   int64_t referred_bytes = 0;  ///< of tensors among it that variables refer to themselves, and not through a graph
 
-  /// Whether what was made there is among what grows.
-  bool has(const Where& made) const;
+  /// Whether what was made there, in this context of the trace (0: not known), is among what grows.
+  bool has(const Where& made, uint32_t context) const;
 
   /// Whether so many nodes may be those of all its steps: in each of them about one for each of its places that left something.
   bool leads_to_all_steps(int64_t nodes) const;

@@ -86,7 +86,7 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
 }
 
 bool is_of_growth(const Growth& growth, const LiveBlock& block) {
-  return block.made == growth.held || growth.has(block.made);
+  return block.made == growth.held || growth.has(block.made, block.context);
 }
 
 /// Whether it went as the error was raised: a list that an expression was filling had held it, which no variable refers to. Cycles stay,
@@ -384,7 +384,7 @@ Found find_small_views(const ReasonFacts& facts) {
   if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
   int64_t views = 0, bytes = 0, storage_bytes = 0, all = 0;
   for (const Referrer& referrer : facts.device.referrers) {
-    if (!growth->has(referrer.made)) continue;
+    if (!growth->has(referrer.made, referrer.context)) continue;
     ++all;
     if (!referrer.is_small_view()) continue;
     ++views;

@@ -193,12 +193,16 @@ Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const
 
 /// Names a cache of function results, where a variable leads to these models by one.
 std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
-  const bool is_cached = std::ranges::any_of(
-      facts.device.referrers, [](const Referrer& one) { return contains(one.variable, kCacheOfResults); });
+  const auto cached = std::ranges::find_if(facts.device.referrers,
+                                           [](const Referrer& one) { return contains(one.variable, kCacheOfResults); });
   std::vector<std::string> lines{otherwise};
-  if (is_cached)
-    lines.insert(lines.begin(),
-                 "load_model.cache_clear()  # functools.lru_cache keeps what the function returned: or no cache");
+  if (cached != facts.device.referrers.end()) {
+    lines.insert(
+        lines.begin(),
+        fmt::format("{}.cache_clear()  # functools.lru_cache keeps what the function was given and returned: or "
+                    "no cache",
+                    variable_name(cached->variable)));
+  }
   return lines;
 }
 
@@ -305,6 +309,53 @@ Found find_weight_copies(const ReasonFacts& facts) {
                           at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
       .bytes = copies.bytes,
       .fix = "copies_on_host"};
+}
+
+// Layer by layer on the GPU, at the lines that made those of the model before.
+Found find_model_being_made(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || is_copy(failed->where.op) || !failed->where.module.empty() || !failed->where.node.empty())
+    return {};
+  const Share of_line = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.category == Category::parameter && !block.uncalled && block.made.source == failed->where.source &&
+           block.made.op == failed->where.op;
+  });
+  const Share parameters = sum_models(facts);
+  if (failed->where.source.empty() || of_line.count < 2 || !is_large(facts, parameters.bytes, 0.2)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("another model of the same layers is made on the GPU{}, while the one before is still "
+                          "there: {} of parameters, gradients and optimizer state",
+                          at(failed->where), with_unit(parameters.bytes)),
+      .bytes = parameters.bytes,
+      .fix = "drop_models",
+      .how = lines_for_models(facts,
+                              "del model, optimizer  # before the next one is made; of attributes: self.model = "
+                              "self.optimizer = None; to keep it: model.cpu()")};
+}
+
+// The first weight of a state that goes to the GPU beside the model that has it. load_state_dict() copies by itself, from the host too.
+Found find_copied_weight(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty() || !failed->where.node.empty())
+    return {};
+  if (!is_large(facts, failed->requested_bytes, 0.15)) return {};
+  const Share twin = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.category == Category::parameter && !block.uncalled && block.requested_bytes >= kDistinctBytes &&
+           block.requested_bytes == failed->requested_bytes;
+  });
+  if (twin.count == 0) return {};
+  const Share parameters = sum_category(facts, Category::parameter);
+  return Reason{
+      .id = {},
+      .text = fmt::format("weights go to the GPU{} while the same are there: {} as large as {}, and the model "
+                          "there has {} of parameters",
+                          at(failed->where), with_unit(failed->requested_bytes), twin.largest->name,
+                          with_unit(parameters.bytes)),
+      .bytes = failed->requested_bytes,
+      .fix = "drop_models",
+      .how = {"model.load_state_dict(state)  # of tensors of the host: it copies them into those that are there",
+              "model.cpu()  # before another one, or its weights, go to the GPU"}};
 }
 
 Found find_idle_model(const ReasonFacts& facts) {

@@ -556,7 +556,15 @@ Found find_all_pairs(const ReasonFacts& facts) {
       found && std::ranges::any_of(found->alike, [&](const LiveBlock* block) { return block->step < failed->step; });
   const bool is_broadcast = found && !was_before && broadcasts(found->first) && !builds_graph(facts).value_or(false);
   if (maker == nullptr && is_broadcast) maker = &found->first;
-  const bool distances = makes_distances(failed->where) && is_large(facts, failed->requested_bytes);
+  // A matrix of distances, and what is made of it as large as it is.
+  const Share matrix = sum_blocks(facts, [&](const LiveBlock& block) {
+    return makes_distances(block.made) && block.made.module == failed->where.module &&
+           is_of_as_many(block.requested_bytes, failed->requested_bytes);
+  });
+  const bool are_distances = makes_distances(failed->where) || matrix.count > 0;
+  const bool distances = are_distances && is_large(facts, failed->requested_bytes + matrix.bytes);
+  const Where made_matrix = matrix.made();
+  if (maker == nullptr && matrix.count > 0) maker = &made_matrix;
   if (maker == nullptr && !distances) return {};
   const bool of_product = distances || found->has_op(multiplies);
   Square square = found ? factor_result(facts, *found, of_product) : Square{};

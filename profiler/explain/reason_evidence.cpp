@@ -113,6 +113,22 @@ std::string_view outermost_module(std::string_view module) {
   return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;
 }
 
+std::string_view place_of(std::string_view variable) {
+  constexpr std::string_view kIn = "' in ";
+  const size_t at = variable.rfind(kIn);
+  return at == variable.npos ? std::string_view() : variable.substr(at + kIn.size());
+}
+
+std::string_view function_of(std::string_view variable) {
+  const std::string_view place = place_of(variable);
+  const size_t end = place.find(" (");
+  return end == place.npos ? std::string_view() : place.substr(0, end);
+}
+
+bool wants_gradient_of_data(const ReasonFacts& facts) {
+  return std::ranges::any_of(facts.device.referrers, &Referrer::wants_gradient);
+}
+
 std::string_view variable_name(std::string_view variable) {
   const size_t begin = variable.find('\'') + 1, end = variable.find('\'', begin);
   return begin == 0 || end == variable.npos ? std::string_view() : variable.substr(begin, end - begin);
@@ -136,7 +152,10 @@ Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
   std::vector<std::string> lines{
       "gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
       "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"};
-  if (of_graphs) lines.emplace_back("with torch.no_grad():  # around writes in place that nothing differentiates");
+  if (of_graphs) {
+    lines.emplace_back("with torch.no_grad():  # around writes in place that nothing differentiates");
+    lines.emplace_back("tensor.part = tensor[...].clone()  # a view that its own tensor keeps refers to it");
+  }
   return {.id = {},
           .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
                               what,

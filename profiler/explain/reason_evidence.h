@@ -92,6 +92,16 @@ bool is_of_as_many(int64_t a, int64_t b);
 /// "history" of "list 'history' in train.py", as the program calls it; or empty.
 std::string_view variable_name(std::string_view variable);
 
+/// "train (train.py:17)" of "variable 'loss' in train (train.py:17)"; of a module's variables "train.py".
+std::string_view place_of(std::string_view variable);
+
+/// "train" of the same; empty of variables of a module.
+std::string_view function_of(std::string_view variable);
+
+/// Whether requires_grad_() was called for data: of an image that is optimized or explained, or of the state that a simulation begins
+/// with. A backward pass is to come, in evaluation mode, too.
+bool wants_gradient_of_data(const ReasonFacts& facts);
+
 /// Whether it is a variable of a module's forward(): each call makes it anew.
 bool is_variable_of_forward(std::string_view variable);
 

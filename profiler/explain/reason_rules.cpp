@@ -329,6 +329,7 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
   std::vector<std::string_view> names;
+  int64_t by_graph = 0;  // of them: no variable has it. What nodes save goes with their backward
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_tensor = block.category == Category::output || block.category == Category::activation ||
                            block.category == Category::temporary;
@@ -339,18 +340,86 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
     // What is older, and no variable of the program has, may be somebody's cache.
     if (block.step + 1 < now && referrer == nullptr) return false;
     if (referrer != nullptr) add_name(container_name(referrer->variable), names);
+    by_graph += referrer == nullptr ? block.bytes : 0;
     return true;
   });
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
+  const std::string all_names = fmt::format("{}", fmt::join(names, ", "));
+  const std::string of_names = names.empty() ? "" : ", of " + all_names;
+  const std::string line =
+      fmt::format("del {}  # when they have served: a name keeps its tensor until it is assigned again",
+                  names.empty() ? "output, loss" : all_names);
+  const bool leads_to_graph = std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
+    constexpr int64_t kSeveralNodes = 8;
+    return one.nodes >= kSeveralNodes && std::ranges::find(names, container_name(one.variable)) != names.end();
+  });
+  if (leads_to_graph && by_graph * 2 > earlier.bytes && facts.device.attribution.backward_bytes > 0) {
+    return Reason{
+        .id = {},
+        .text = fmt::format("a graph of step {} through which no backward ran is still alive in step {}{}{}: {}",
+                            earlier.largest->step, now, at(earlier.made()), of_names, with_unit(earlier.bytes)),
+        .bytes = earlier.bytes,
+        .fix = "no_grad_in_evaluation",
+        .how = {fmt::format("with torch.no_grad():  # around what makes {}, where nothing learns from it",
+                            names.empty() ? "them" : all_names),
+                line}};
+  }
+  return Reason{.id = {},
+                .text = fmt::format("tensors of step {} are still alive in step {}{}{}: {}", earlier.largest->step, now,
+                                    at(earlier.made()), of_names, with_unit(earlier.bytes)),
+                .bytes = earlier.bytes,
+                .fix = "delete_outputs",
+                .how = {line}};
+}
+
+namespace {
+
+/// The line of "train.py:31"; 0 where there is none.
+int line_of(std::string_view source) {
+  const size_t colon = source.rfind(':');
+  return colon == source.npos ? 0 : std::atoi(std::string(source.substr(colon + 1)).c_str());
+}
+
+}  // namespace
+
+// A loop outside of any module: what its variables had in the turn before lives until the same line assigns them anew. That turn got
+// through this line, as it had nothing yet to replace.
+Found find_replaced_variables(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !failed->where.module.empty() || !failed->where.node.empty()) return {};
+  if (failed->where.source.empty() || joins(failed->where) || is_copy(failed->where.op)) return {};
+  if (leading_growth(facts) != nullptr) return {};
+  if (find_earlier_outputs(facts)) return {};  // steps are known, which says more
+  const std::string_view file = failed->where.source.substr(0, failed->where.source.rfind(':'));
+  const int line = line_of(failed->where.source);
+  std::string_view place;  // of the variable that this line assigns
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const Referrer* const referrer = facts.referrers.find(block);
+    const bool is_replaced = block.made.source == failed->where.source && referrer != nullptr &&
+                             !is_container(referrer->variable) && block.requested_bytes * 4 > failed->requested_bytes;
+    if (is_replaced) place = place_of(referrer->variable);
+  }
+  if (place.empty()) return {};
+  std::vector<std::string_view> names;
+  const Share replaced = sum_blocks(facts, [&](const LiveBlock& block) {
+    const Referrer* const referrer = is_data(block) && block.saved_by.empty() ? facts.referrers.find(block) : nullptr;
+    if (referrer == nullptr || is_container(referrer->variable) || joins(block.made)) return false;
+    const bool is_of_turn = place_of(referrer->variable) == place && block.made.source.starts_with(file) &&
+                            line_of(block.made.source) >= line && block.made.module.empty();
+    if (is_of_turn) add_name(container_name(referrer->variable), names);
+    return is_of_turn;
+  });
+  if (names.empty() || !is_large(facts, replaced.bytes, 0.15) || !lets_request_through(facts, replaced.bytes))
+    return {};
+  const std::string all_names = fmt::format("{}", fmt::join(names, ", "));
   return Reason{
       .id = {},
-      .text = fmt::format("tensors of step {} are still alive in step {}{}{}: {}", earlier.largest->step, now,
-                          at(earlier.made()), names.empty() ? "" : fmt::format(", of {}", fmt::join(names, ", ")),
-                          with_unit(earlier.bytes)),
-      .bytes = earlier.bytes,
+      .text = fmt::format("what the turn of the loop before has made is still there as the next is made{}: {}, {}",
+                          at(failed->where), all_names, with_unit(replaced.bytes)),
+      .bytes = replaced.bytes,
       .fix = "delete_outputs",
-      .how = {fmt::format("del {}  # when they have served: a name keeps its tensor until it is assigned again",
-                          names.empty() ? "output, loss" : fmt::format("{}", fmt::join(names, ", ")))}};
+      .how = {fmt::format("del {}  # at the end of each turn: a name keeps its tensor until it is assigned again",
+                          all_names)}};
 }
 
 }  // namespace oomdiag

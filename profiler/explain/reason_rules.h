@@ -56,6 +56,9 @@ Found find_loaded_in_the_way(const ReasonFacts& facts);
 Found find_sort_temporaries(const ReasonFacts& facts);
 Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
+
+/// Variables of a loop still have what the turn before made, as the next turn makes it.
+Found find_replaced_variables(const ReasonFacts& facts);
 /// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
 Found find_few_kept_tensors(const ReasonFacts& facts);
 /// Several dense matrices of n × n, side by side.
@@ -106,6 +109,12 @@ Found find_full_resolution(const ReasonFacts& facts);
 Found find_larger_step(const ReasonFacts& facts);
 /// A model on the GPU none of whose layers has been called yet, while another one runs.
 Found find_idle_model(const ReasonFacts& facts);
+
+/// A model is made layer by layer, and one of the same layers is there.
+Found find_model_being_made(const ReasonFacts& facts);
+
+/// The weights of a model go to the GPU, and the same are there.
+Found find_copied_weight(const ReasonFacts& facts);
 /// A model that goes to the GPU beside another one.
 Found find_moved_model(const ReasonFacts& facts);
 /// The same by itself.

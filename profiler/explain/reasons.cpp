@@ -165,12 +165,6 @@ std::string find_holder_of_graphs(const ReasonFacts& f) {
   return std::string(nodes.count_of_most() * 2 > all ? nodes.most() : of_containers.most());
 }
 
-/// Of an image that is optimized or explained, or of the state that a simulation begins with: a backward pass is to come, in evaluation
-/// mode, too.
-bool wants_gradient_of_data(const ReasonFacts& f) {
-  return std::ranges::any_of(f.device.referrers, &Referrer::wants_gradient);
-}
-
 /// Where nothing shows whether a loop evaluates.
 std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder) {
   std::vector<std::string> lines{
@@ -193,6 +187,17 @@ bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
   const auto of_training = static_cast<double>(graph.empty() ? 0 : find_peak(graph));
   return f.device.attribution.backward_bytes > 0 && of_training > 0 &&
          static_cast<double>(graph_bytes) > kMore * of_training;
+}
+
+/// Whether a function that is no evaluation adds up losses, one for each call of the evaluation that it leads to: it trains by a function
+/// called predict(), say.
+bool is_sum_of_losses(const ReasonFacts& f, const std::vector<StackCall>& calls, std::string_view holder) {
+  const auto found = std::ranges::find(f.device.referrers, holder, &Referrer::variable);
+  const std::string_view function = function_of(holder);
+  const bool is_caller =
+      std::ranges::any_of(calls, [&](const StackCall& one) { return !function.empty() && one.function == function; });
+  return f.device.attribution.backward_bytes == 0 && found != f.device.referrers.end() && found->is_scalar() &&
+         !is_container(holder) && is_caller && !is_evaluation(function);
 }
 
 /// How often the step before came to this op of this module.
@@ -232,6 +237,8 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
       f.device.attribution.backward_bytes > 0 && (!as_before || turns_more || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
   const bool wants_gradient = wants_gradient_of_data(f);
+  const std::string holder = find_holder_of_graphs(f);
+  if (trains(f) && is_sum_of_losses(f, calls, holder)) return {};
   const bool by_mode = failure.modules_evaluate && !wants_gradient &&
                        (!trains(f) || other != calls.end() || keeps_more_than_training(f, kept.bytes));
   if (wants_gradient && !has_trained) return {};  // a backward pass is to come
@@ -240,7 +247,6 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const bool one = kept.count <= 1;
   const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
   const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
-  const std::string holder = find_holder_of_graphs(f);
   const std::string_view loop = by_mode ? "a model in evaluation mode keeps" : "a loop keeps";
   const std::string text =
       call != calls.end()
@@ -321,12 +327,20 @@ Found unrolls_sequence(const ReasonFacts& f) {
   if (find_other_caller(calls, failure.first_stack) != calls.end()) return {};
   if (turns_more_than_training(f, kept)) return {};
   if (kept.turns < kFewestTurns || !is_large(f, kept.bytes, kWorthNaming)) return {};
+  std::vector<std::string> how;  // of positions: the row's
+  if (!has_cell && !is_recurrent(kept.most)) {
+    how = {
+        "y = torch.utils.checkpoint.checkpoint(turn, x, use_reentrant=False)  # each turn once more in backward; or "
+        "fewer turns",
+        std::string(find_fix("truncated_backward")->lines)};
+  }
   return Reason{.id = {},
-                .text = fmt::format("{} turns of a loop (positions of a sequence) run before backward(): the graphs of "
-                                    "all of them hold {} ({})",
-                                    kept.turns, with_unit(kept.bytes), short_place(kept.most)),
+                .text = fmt::format(
+                    "{} turns of a loop{} run before backward(): the graphs of all of them hold {} ({})", kept.turns,
+                    how.empty() ? " (positions of a sequence)" : "", with_unit(kept.bytes), short_place(kept.most)),
                 .bytes = kept.bytes,
-                .fix = "truncated_backward"};
+                .fix = "truncated_backward",
+                .how = std::move(how)};
 }
 
 // The same outside of modules: parts of a loss, of each of which a list keeps the graph.
@@ -422,9 +436,11 @@ Reason grows_with_its_data(const ReasonFacts& f, const Growth& growth) {
 
 Found buffer_grows(const ReasonFacts& f, bool of_attention) {
   constexpr int64_t kWorthMentioning = 20;  // a part of what grows
+  constexpr double kLeastPart = 0.01;       // of what is allocated: words of a sentence are no buffer
   const int64_t all = sum_per_step(f.growths);
   for (const Growth& growth : f.growths) {
     if (growth.kind != GrowthKind::growing_buffer || growth.bytes_per_step * kWorthMentioning < all) continue;
+    if (failure(f) != nullptr && !is_large(f, growth.grown_bytes, kLeastPart)) continue;
     if (of_attention && (growth.held.op != "aten::cat" || !is_of_attention(growth.held))) continue;
     const std::string line = short_place(growth.held);
     const bool is_of_layer = !growth.held.module.empty() && !joins(growth.held) && !growth.is_collected();
@@ -558,9 +574,11 @@ constexpr ReasonRow kReasons[] = {
     {"kept_tensors", find_mostly_collected},
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
+    {"several_models", find_copied_weight},
     {"dense_embedding_gradients", find_embedding_gradients},
     {"one_hot", find_one_hot},
     {"dense_matrix", find_dense_matrix},
+    {"outputs_of_earlier_turn", find_replaced_variables},
     {"vectorized_over_all", find_vectorized},
     {"evaluation_keeps_graphs", keeps_graph_that_nothing_uses},
     {"checkpoints_without_effect", find_checkpoints_without_effect},
@@ -593,6 +611,7 @@ constexpr ReasonRow kReasons[] = {
     {"idle_model", find_idle_model},
     {"deleted_model", find_deleted_model},
     {"idle_model", find_unused_weights},
+    {"several_models", find_model_being_made},
     {"several_models", find_moved_model},
     {"weights_do_not_fit", find_weights_that_do_not_fit},
     {"data_on_gpu", find_data_on_gpu},

@@ -242,6 +242,8 @@ Found find_square_matrices(const ReasonFacts& facts) {
   constexpr int64_t kManyRows = 1000;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer || makes_layer(failed->where)) return {};
+  if (contains(failed->where.module, "att") && any_op(failed->where, {"aten::matmul", "aten::bmm", "aten::softmax"}))
+    return {};  // its scores, and not the mask beside them
   int64_t rows = 0;
   const Share named = sum_blocks(facts, [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = parse_shape(block.shape);

@@ -414,32 +414,57 @@ Found find_not_under_autocast(const ReasonFacts& facts) {
                         "around training"}};
 }
 
+namespace {
+
+/// The shape of the largest tensor, "[1, 24, 1536000]", if it is of one sample, whose dimensions after the channels are all that is large;
+/// else empty.
+std::string find_single_sample(const ReasonFacts& facts) {
+  const Share largest =
+      sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.shape.empty(); });
+  if (largest.largest == nullptr || !is_large(facts, largest.largest->bytes, 0.1)) return {};
+  const std::string shape(largest.largest->shape.substr(0, largest.largest->shape.find(']') + 1));
+  const std::vector<int64_t> sizes = parse_shape(shape);
+  return sizes.size() == 3 && sizes.front() == 1 && sizes.back() > 8 * sizes[1] ? shape : "";
+}
+
+}  // namespace
+
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
 Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "checkpoint")) return {};
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
   const std::optional<bool> graph = builds_graph(facts);
-  if (graph.value_or(has_trained)) return {};
+  const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
+  if (graph.value_or(has_trained) && !only_infers) return {};
   const Share saved = sum_category(facts, Category::activation);
   const Share work = sum_blocks(facts, [](const LiveBlock& block) {
     return block.category == Category::output || block.category == Category::temporary ||
            block.category == Category::workspace;
   });
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
+  const std::string one = find_single_sample(facts);
   std::vector<std::string> lines{
       "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
-  if (convolves(facts))
+  if (!one.empty())
+    lines = {
+        "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
+        "overlap "
+        "where layers see beyond their edges"};
+  else if (convolves(facts))
     lines.emplace_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
-  return Reason{.id = {},
-                .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})",
-                                    convolves(facts) ? "batch or image" : "batch",
-                                    facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch) : "",
-                                    graph ? ", without gradients" : "", with_unit(work.bytes + failed->requested_bytes),
-                                    failed->where.module, short_place(failed->where)),
-                .bytes = (work.bytes + failed->requested_bytes) / 2,
-                .fix = "split_batch",
-                .how = std::move(lines)};
+  const std::string what = !one.empty() ? "length of one sample" : convolves(facts) ? "batch or image" : "batch";
+  return Reason{
+      .id = {},
+      .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})", what,
+                          !one.empty()      ? ", " + one + ","
+                          : facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch)
+                                            : "",
+                          graph == false ? ", without gradients" : "", with_unit(work.bytes + failed->requested_bytes),
+                          failed->where.module, short_place(failed->where)),
+      .bytes = (work.bytes + failed->requested_bytes) / 2,
+      .fix = "split_batch",
+      .how = std::move(lines)};
 }
 
 namespace {

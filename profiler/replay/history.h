@@ -72,6 +72,7 @@ struct LiveBlock {
   bool trained = false;       ///< a parameter of an optimizer that wants a gradient
   bool uncalled = false;      ///< a parameter of a layer that was never called, nor given to an optimizer
   bool backward_ran = false;  ///< backward has gone through the nodes that keep it, and they keep it still
+  uint32_t context = 0;       ///< of the trace, that allocated it; 0: not known
   SharedList<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
@@ -172,6 +173,7 @@ struct Referrer {
   int64_t bytes = 0;  ///< of the tensor, which may be a view
   int64_t storage_bytes = 0;    ///< that it keeps, as requested
   bool wants_gradient = false;  ///< requires_grad_() was called for it, and it is no parameter
+  uint32_t context = 0;         ///< as of a LiveBlock
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }
@@ -199,7 +201,8 @@ struct TimelinePoint {
 
 /// What of one place of the program (a context of the trace) lives at the ends of steps.
 struct PlaceCurve {
-  Where where{};
+  Where where{};                  ///< of its newest allocation: one context may be several nodes of a backward pass
+  uint32_t context = 0;           ///< of the trace; 0: not known
   bool in_graph = false;          ///< a forward op that autograd recorded
   bool differentiated = false;    ///< an op of a backward node that autograd recorded: create_graph, or one run again
   uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them

@@ -79,7 +79,8 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                                     .nodes = count,
                                     .bytes = bytes,
                                     .storage_bytes = std::max(bytes, maker.bytes),
-                                    .wants_gradient = wants_gradient});
+                                    .wants_gradient = wants_gradient,
+                                    .context = maker.context});
     }
     const OutOfMemory* failure = replayed.failure ? &*replayed.failure : nullptr;
     replayed.looked_for_referrers = !replayed.referrers.empty() || (failure != nullptr && trace.process.python_ended);

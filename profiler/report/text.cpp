@@ -262,12 +262,14 @@ std::string details_of(const Report& report, const ReportOfDevice& device, const
   return text;
 }
 
+constexpr size_t kMaxLines = 24;  ///< of the first screen
+
 size_t count_lines(const std::string& text) { return static_cast<size_t>(std::ranges::count(text, '\n')); }
 
 /// `text` is what stands above; the table of memory gets the lines that are left.
 std::string rest_of_first_screen(const Report& report, const ReportOfDevice& device, const std::string& above,
                                  const TextOptions& options) {
-  constexpr size_t kMaxLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
+  constexpr size_t kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
   std::string text;
   if (!device.failure) add_table(text, growth_table(device, options));
   add_table(text, ranks_table(report));
@@ -297,10 +299,14 @@ std::string compose(const Report& report, const TextOptions& options) {
   } else {
     add_peak(text, report, *device, options);
   }
-  text += ooms_text(*device, options);
-  text += best_fix_text(report, *device, options);
-  text += options.all ? details_of(report, *device, options) : rest_of_first_screen(report, *device, text, options);
-  return text + next_command(report, options);
+  const std::string ooms = ooms_text(*device, options), fix = best_fix_text(report, *device, options);
+  const std::string next = next_command(report, options);
+  if (options.all) return text + ooms + fix + details_of(report, *device, options) + next;
+  const auto below = [&](const std::string& above) {
+    return above + rest_of_first_screen(report, *device, above, options) + next;
+  };
+  const std::string screen = below(text + ooms + fix);
+  return count_lines(screen) <= kMaxLines ? screen : below(text + fix);  // what a library did without is a detail
 }
 
 }  // namespace

@@ -119,6 +119,7 @@ StepCurves GrowthSamples::finish(const Trace& trace, const NodeTable& nodes) con
     if (!ends_higher(curve.bytes) && !ends_higher(curve.run_bytes)) continue;
     const Event& newest = places_[p].newest;
     curve.where = locate(trace, nodes, newest);
+    curve.context = newest.context;
     const bool is_recorded = (trace.context(newest.context).flags & kGradMode) != 0;
     curve.in_graph = is_recorded && !in_node(newest);
     curve.differentiated = is_recorded && in_node(newest);

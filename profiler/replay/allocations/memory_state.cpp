@@ -92,6 +92,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .group = trace.name(allocation.group),
                       .trained = allocation.trained,
                       .uncalled = allocation.uncalled,
+                      .context = allocation.maker.context,
                       .saved_by = reader.locate_saving_nodes(saving_nodes)});
   }
   return blocks;

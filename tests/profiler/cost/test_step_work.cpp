@@ -45,6 +45,27 @@ TEST_CASE("a copy from the host goes over the bus", "[cost]") {
   CHECK(work("copy_", "Float:4:100 Float:4:100 i:0 > Float:4:100").bus_bytes == 0);
 }
 
+TEST_CASE("copies on a stream of their own run beside what their phase computes", "[cost]") {
+  const DeviceRates rates = fast_device();
+  const auto step_with = [&](const std::string& copies) {
+    const std::string run =
+        "steps\t1\n1\tforward\t3\taten::mm\t1\tFloat:4:8192x8192 Float:4:8192x8192 > Float:4:8192x8192\n" + copies;
+    return work_of_last_step(parse_metered_run(run), &rates, true);
+  };
+  constexpr const char* kCopies = "\t10\tFloat:4:1000000@host Float:4:1000000 i:1 > Float:4:1000000@host\n";
+  const auto plain = step_with(""), waited = step_with(std::string("1\tforward\t3\taten::copy_") + kCopies);
+  const auto beside = step_with(std::string("1\tforward\t3\taten::copy_@stream") + kCopies);
+  REQUIRE((plain && waited && beside));
+  CHECK(beside->all.bus_bytes == waited->all.bus_bytes);
+  const double copies_ns = waited->gpu_ns() - plain->gpu_ns();
+  CHECK(copies_ns > 0);
+  CHECK(beside->all.overlapped == 10);
+  CHECK(beside->gpu_ns() == Approx(plain->gpu_ns() + copies_ns / 10));  // one of them is hidden by nothing
+  const auto alone =
+      step_with(std::string("1\tbackward\t3\taten::copy_@stream") + kCopies);  // nothing is computed there
+  CHECK(alone->gpu_ns() == Approx(waited->gpu_ns()));
+}
+
 TEST_CASE("a product whose last wave is not full takes as long as one that fills it", "[cost]") {
   const DeviceRates device = fast_device();
   OperatorWork full{.kind = WorkKind::matrix_product,

@@ -2280,4 +2280,165 @@ TEST_CASE("what a container or a generator keeps has a line of its own", "[expla
             .starts_with("del x  # before each yield"));
 }
 
+TEST_CASE("losses that a training loop adds up are no evaluation, though predict() makes them", "[explain][reasons]") {
+  constexpr std::string_view kPredicts = "/a/net.py:9 in forward\n/a/train.py:68 in predict\n/a/train.py:90 in train";
+  std::vector<LiveBlock> blocks(5, kept_activation(100_MiB, 5));
+  blocks.push_back(parameter("0.weight", true));
+  DeviceHistory device = at_oom(blocks, kPredicts);
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.referrers = {{.variable = "variable 'batch_loss' in train (train.py:80)", .nodes = 60, .bytes = 4}};
+  CHECK(reason_of(device) == "several_forward_passes");
+  device.referrers.front().variable = "variable 'total' in predict (train.py:60)";  // of the evaluation itself
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.referrers.front().variable = "list 'losses' in train (train.py:80)";
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("detached losses in a list keep no graph", "[explain][growth]") {
+  const Where loss{.op = "aten::div", .source = "train.py:30"};
+  const auto growing = [&](int64_t nodes) {
+    std::vector<Growth> growths{{.kind = GrowthKind::retained_graph,
+                                 .bytes_per_step = 10_MiB,
+                                 .grown_bytes = 40_MiB,
+                                 .first_step = 1,
+                                 .last_step = 5,
+                                 .held = loss,
+                                 .places = {{.where = loss, .bytes_per_step = 10_MiB, .blocks = 4}},
+                                 .place_count = 1}};
+    const Referrer referrer{.variable = "list 'losses' in fit (train.py:20)", .made = loss, .nodes = nodes, .bytes = 4};
+    find_referrers({referrer, referrer, referrer, referrer}, growths);
+    return growths.front().referrer;
+  };
+  CHECK(growing(0).empty());
+  CHECK(growing(9) == "list 'losses' in fit (train.py:20)");
+}
+
+TEST_CASE("what several nodes of a backward pass made is of one context", "[explain][growth]") {
+  std::vector<Growth> growths{
+      {.kind = GrowthKind::kept_tensors,
+       .grown_bytes = 40_MiB,
+       .places = {{.where = {.op = "aten::conv2d", .module = "stem"}, .context = 7, .blocks = 2}}}};
+  const Where other{.op = "aten::conv2d", .module = "stages.0.f"};
+  CHECK_FALSE(growths.front().has(other, 0));
+  CHECK_FALSE(growths.front().has(other, 8));
+  CHECK(growths.front().has(other, 7));
+  const Referrer referrer{
+      .variable = "list 'kept' in f (a.py:1)", .made = other, .storage_bytes = 20_MiB, .context = 7};
+  find_referrers({referrer, referrer}, growths);
+  CHECK(growths.front().referrer == "list 'kept' in f (a.py:1)");
+}
+
+TEST_CASE("a graph of the step before that no backward ran through wants no gradients", "[explain][reasons]") {
+  const LiveBlock saved{.bytes = 200_MiB,
+                        .category = Category::activation,
+                        .phase = Phase::forward,
+                        .step = 4,
+                        .made = {.op = "aten::exp", .module = "ao", .source = "net.py:5"}};
+  DeviceHistory device = at_oom({saved});
+  device.state.step = 5;
+  device.failure->where = {.op = "aten::sum", .module = "ao", .source = "net.py:7"};
+  const LiveBlock result{
+      .bytes = 512, .category = Category::output, .step = 4, .made = {.op = "aten::add", .source = "a.py:3"}};
+  device.state.blocks.push_back(result);
+  device.referrers = {{.variable = "variable 'eloc' in run (a.py:1)", .made = result.made, .nodes = 40, .bytes = 4}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "outputs_of_earlier_step");
+  CHECK(reason->text.starts_with("a graph of step 4 through which no backward ran is still alive in step 5"));
+  CHECK(reason->fix == "no_grad_in_evaluation");
+  device.referrers.front().nodes = 0;
+  CHECK(find_reason({.device = device, .growths = {}})->fix == "delete_outputs");
+}
+
+TEST_CASE("variables that the failing line is to replace still have what the turn before made", "[explain][reasons]") {
+  const auto made_at = [](std::string_view op, std::string_view source) {
+    return LiveBlock{.bytes = 100_MiB,
+                     .requested_bytes = 100_MiB,
+                     .category = Category::output,
+                     .made = {.op = op, .source = source}};
+  };
+  const LiveBlock old = made_at("aten::sub", "k.py:20"), later = made_at("aten::relu", "k.py:22"),
+                  data = made_at("aten::to", "k.py:10");
+  DeviceHistory device = at_oom({old, later, data});
+  device.failure->where = {.op = "aten::matmul", .source = "k.py:20"};
+  device.failure->requested_bytes = 100_MiB;
+  device.state.reserved_bytes = device.state.allocated_bytes;
+  const auto refer = [](const char* name, const LiveBlock& block) {
+    return Referrer{.variable = name, .made = block.made, .bytes = block.bytes, .storage_bytes = block.bytes};
+  };
+  device.referrers = {refer("variable 'vexp' in kmeans (k.py:5)", old),
+                      refer("variable 'dexp' in kmeans (k.py:5)", later),
+                      refer("variable 'Xg' in kmeans (k.py:5)", data)};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "outputs_of_earlier_turn");
+  CHECK(reason->bytes == 200_MiB);
+  CHECK(reason->how.front().starts_with("del vexp, dexp  # "));
+  device.failure->where.module = "layer";  // its operand may be what an earlier layer of the loop made
+  CHECK(reason_of(device) != "outputs_of_earlier_turn");
+  device.failure->where = {.op = "aten::cat", .source = "k.py:20"};
+  CHECK(reason_of(device) != "outputs_of_earlier_turn");
+  device.failure->where = {.op = "aten::matmul", .source = "k.py:30"};
+  CHECK(reason_of(device) != "outputs_of_earlier_turn");
+}
+
+TEST_CASE("a second copy of a weight, and a second model in the making, are models too many", "[explain][reasons]") {
+  LiveBlock weight = parameter("embedding.weight", true);
+  weight.bytes = weight.requested_bytes = 100_MiB;
+  weight.made = {.op = "aten::empty", .source = "net.py:5"};
+  LiveBlock other = weight;
+  other.name = "head.weight";
+  DeviceHistory device = at_oom({weight, other});
+  device.failure->where = {.op = "aten::to", .source = "train.py:40"};
+  device.failure->requested_bytes = 100_MiB;
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "several_models");
+  CHECK(reason->text.starts_with(
+      "weights go to the GPU at train.py:40 while the same are there: 100.00 MiB as large as"));
+  device.failure->requested_bytes = 99_MiB;
+  CHECK(reason_of(device) != "several_models");
+  device.failure->where = {.op = "aten::empty", .source = "net.py:5"};
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "several_models");
+  CHECK(reason->text.starts_with("another model of the same layers is made on the GPU at net.py:5"));
+  device.failure->where.source = "net.py:6";
+  CHECK(reason_of(device) != "several_models");
+}
+
+TEST_CASE("a matrix of distances that lives is all pairs, whatever is made of it", "[explain][reasons]") {
+  const LiveBlock matrix{.bytes = 100_MiB,
+                         .requested_bytes = 100_MiB,
+                         .category = Category::output,
+                         .made = {.op = "aten::cdist", .source = "knn.py:8"}};
+  const LiveBlock features{
+      .bytes = 80_MiB, .requested_bytes = 80_MiB, .category = Category::output, .made = {.op = "aten::cat"}};
+  DeviceHistory device = at_oom({matrix, features});
+  device.failure->where = {.op = "aten::add", .source = "knn.py:9"};
+  device.failure->requested_bytes = 100_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text == "all pairs at once at knn.py:8: the result is rows × rows");
+  device.state.blocks.front().made.op = "aten::mul";
+  CHECK(reason_of(device) != "all_pairs");
+}
+
+TEST_CASE("a model in evaluation mode that nobody trains has too large a batch, with a graph or without",
+          "[explain][reasons]") {
+  const LiveBlock result{
+      .bytes = 60_MiB, .category = Category::output, .made = {.op = "aten::linear", .module = "net.head"}};
+  DeviceHistory device = at_oom({result});
+  device.attribution.backward_bytes = 0;
+  device.failure->where = {.op = "aten::lstm", .module = "net.lstm", .source = "a.py:4"};
+  device.step_allocations.blocks = {graph_block("net.head", 1_MiB)};
+  CHECK(reason_of(device) != "batch_without_gradients");
+  device.failure->modules_evaluate = true;
+  CHECK(reason_of(device) == "batch_without_gradients");
+  device.state.blocks.front().shape = "[1, 24, 1536000] float32";
+  CHECK(find_reason({.device = device, .growths = {}})
+            ->text.starts_with("the whole length of one sample, [1, 24, 1536000],"));
+}
+
 }  // namespace oomdiag

@@ -17,13 +17,13 @@ _FUNCTION = ["import functools, torch.utils.checkpoint",
              "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"]
 
 
-def _name(path):
+def name_of(path):
     """`model.layer1[0]` for layer1.0."""
     return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
 
 
-def _write(root, paths):
-    """Python for these blocks: `*model.h` for a whole container, `*model.h[:3]` for its first ones, else one by one."""
+def write_blocks(root, paths):
+    """Python for these blocks, as arguments: `*model.h` for a whole container, `*model.h[:3]` for its first ones, else one by one."""
     words, chosen = [], {}
     for path in paths:
         container, _, name = path.rpartition(".")
@@ -31,10 +31,10 @@ def _write(root, paths):
     for container, names in chosen.items():
         children = [name for name, _ in root.get_submodule(container).named_children()]
         if names == children[:len(names)]:
-            words.append(f"*{_name(container)}" + ("" if len(names) == len(children) else f"[:{len(names)}]"))
+            words.append(f"*{name_of(container)}" + ("" if len(names) == len(children) else f"[:{len(names)}]"))
         else:
-            words += [_name(f"{container}.{name}") for name in names]
-    return f"checkpoint_forward({', '.join(words)})"
+            words += [name_of(f"{container}.{name}") for name in names]
+    return ", ".join(words)
 
 
 def _apply_to_sequential(path, segments):
@@ -46,7 +46,7 @@ def _apply_to_sequential(path, segments):
         if type(layers) is not nn.Sequential or len(layers) < 2 * segments:
             return
         layers.forward = functools.partial(checkpoint_sequential, list(layers), segments, use_reentrant=False)
-        name = _name(path)
+        name = name_of(path)
         report_for(root, "checkpoint", [
             "import functools, torch.utils.checkpoint",
             f"{name}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential,",
@@ -72,6 +72,6 @@ def apply(settings):
             lines.append("model.config.use_cache = False")
         for block in blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        report_for(root, "checkpoint", [*lines, *_FUNCTION, _write(root, settings["blocks"])])
+        report_for(root, "checkpoint", [*lines, *_FUNCTION, f"checkpoint_forward({write_blocks(root, settings['blocks'])})"])
 
     on_root(prepare)
