@@ -301,7 +301,7 @@ void PlanSearch::add_choice(std::size_t variant, const RecomputePlan& blocks) {
                   of.classes[i].begin() + static_cast<std::ptrdiff_t>(blocks.counts[i]));
   }
   choice.plan.predicted_peak_bytes = blocks.peak_bytes;
-  choice.plan.predicted_ns = std::llround(blocks.step_ns);
+  if (blocks.step_ns > 0) choice.plan.predicted_ns = std::llround(blocks.step_ns);
   if (chosen.empty()) {
     choice.plan.fix = of.measured;
     choice.plan.was_run = of.measured.measured_peak_bytes.has_value();

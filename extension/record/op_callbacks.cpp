@@ -189,6 +189,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   if (scope.of_pytorch) {
     if (now.context.scope == 0 && expected == nullptr) locate_in_python(now.context, state.known_places);
     now.context.scope = frame.scope_name;
+    now.in_optimizer |= scope.of_optimizer;
   } else {
     state.scope_path.append(scope.canonical, now.context.module == 0);
     now.context.module = state.names.name(canonical_path(state.scope_path.text()));

@@ -16,6 +16,7 @@ struct WorkPlace {
   uint32_t call_id = 0;  ///< of the outermost op
   uint64_t node_sequence = kNoNode;
   uint16_t node_thread = 0;
+  bool in_optimizer = false;  ///< in a scope that PyTorch's optimizers open
 };
 
 /// What is undone when an op, node or scope ends.

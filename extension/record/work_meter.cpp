@@ -236,7 +236,7 @@ PhaseAndModule locate(const ThreadState& state) {
   }
   if (torch::autograd::get_current_graph_task_id() >= 0)
     return {"backward", now.context.module};  // what runs at its end
-  if (now.context.scope != 0) return {"optimizer", 0};
+  if (now.in_optimizer) return {"optimizer", 0};
   all.began = all.began || now.context.module != 0;
   return {all.began ? "forward" : "setup", now.context.module};
 }

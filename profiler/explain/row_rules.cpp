@@ -15,7 +15,7 @@
 #include "profiler/replay/history.h"
 
 // Rows of kReasons about large tensors that the program itself makes: rows copied by an index, rows of a table, an index for each
-// element, tensors of as many rows side by side, one large result, a dense matrix.
+// element, tensors of as many rows side by side, one large result, a dense matrix, square matrices, gradients of samples.
 
 namespace oomdiag {
 namespace {

@@ -31,7 +31,7 @@ endif()
 install(DIRECTORY extension/virtual_device/device_files DESTINATION ${share} FILES_MATCHING PATTERN "*.json")
 install(FILES extension/virtual_device/gpus_without_profile.json profiler/report/oomdiag-report-1.schema.json DESTINATION ${share})
 install(FILES "${CMAKE_BINARY_DIR}/share/recorder_units.txt" DESTINATION ${share})
-install(FILES profiler/error.h profiler/event.h DESTINATION ${share}/sources/profiler)
+install(FILES profiler/error.h profiler/event.h profiler/meter_words.h DESTINATION ${share}/sources/profiler)
 install(DIRECTORY profiler/trace DESTINATION ${share}/sources/profiler FILES_MATCHING REGEX "\\.(h|cpp)$")
 install(DIRECTORY extension DESTINATION ${share}/sources FILES_MATCHING REGEX "extension/[^/]*\\.(h|cpp|map)$"
   REGEX "extension/(record|cupti|virtual_device/torch)/[^/]*\\.(h|cpp)$" REGEX "extension/virtual_device/driver/device\\.h$"

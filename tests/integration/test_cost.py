@@ -163,6 +163,16 @@ class Quick(Base):
                 self.assertLess(work["exposed_communication_time_ns"], work["communication_time_ns"])
                 self.assertLess(work["communication_time_ns"], 10**9)
 
+    def test_forward_of_a_reference_loop_is_no_part_of_its_optimizer(self):
+        self.oomdiag("run", "--meter", "--device", "a100-80", "--folder", self.folder, "-o", self.folder / "report.json", "--",
+                     build / "bin/oomdiag_samples", "--model", "deepcnn", "--batch", "64", "--steps", "2")
+        work = self.report()["work"]
+        flops = {phase["name"]: phase["flops"] for phase in work["phases"]}
+        self.assertEqual(work["step"], 2)
+        self.assertGreater(flops["forward"], 0)
+        self.assertGreater(flops["backward"], 1.5 * flops["forward"])
+        self.assertEqual(flops["optimizer"], 0)
+
     def test_a_run_that_was_not_metered_has_no_work_and_leaves_no_file(self):
         self.run_program("-c", TRAIN, options=())
         self.assertIsNone(self.report()["work"])
