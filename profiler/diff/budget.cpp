@@ -110,10 +110,10 @@ std::string to_junit(const std::vector<Verdict>& verdicts, const std::string& su
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"oomdiag check\" tests=\"{}\" failures=\"{}\">\n",
       verdicts.size(), failures);
   for (const Verdict& one : verdicts) {
-    text += fmt::format("  <testcase classname=\"{}\" name=\"{}\">", escape_markup(printable(suite, 200)),
+    text += fmt::format(R"(  <testcase classname="{}" name="{}">)", escape_markup(printable(suite, 200)),
                         escape_markup(one.budget));
     text += one.kept ? fmt::format("<system-out>{}</system-out>", escape_markup(one.words))
-                     : fmt::format("<failure message=\"{}\"/>", escape_markup(one.words));
+                     : fmt::format(R"(<failure message="{}"/>)", escape_markup(one.words));
     text += "</testcase>\n";
   }
   return text + "</testsuite>\n";

@@ -583,6 +583,27 @@ Found find_all_pairs(const ReasonFacts& facts) {
                 .how = lines_for_pairs(square, failed->where, of_product)};
 }
 
+// [atoms, atoms - 1, features], [batch, tokens, tokens, features]: each of a set with each other one, in layers that keep many of them.
+Found find_tensors_of_pairs(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 256;
+  const Share pairs = sum_blocks(facts, [](const LiveBlock& block) {
+    const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
+    for (size_t i = 0; i + 2 < shape.size(); ++i) {  // not the last two: images, and scores of attention, are as square
+      if (shape[i] >= kMany && (shape[i + 1] == shape[i] || shape[i + 1] + 1 == shape[i])) return true;
+    }
+    return false;
+  });
+  if (failure(facts) == nullptr || pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(pairs.made()),
+                          pairs.count, pairs.largest->shape, with_unit(pairs.bytes)),
+      .bytes = pairs.bytes,
+      .fix = "pairs_in_chunks",
+      .how = {"i, j = (distance < cutoff).nonzero(as_tuple=True)  # the pairs that count, in place of all of them",
+              "parts = [f(part, b) for part in a.split(64)]  # under checkpoint(), where backward follows"}};
+}
+
 Found find_pairs_of_data(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !failed->where.module.empty() || !multiplies(failed->where)) return {};

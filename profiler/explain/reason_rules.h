@@ -8,6 +8,9 @@ namespace oomdiag {
 
 using Found = std::optional<Reason>;
 
+/// Tensors of each of a set with each other one fill the memory.
+Found find_tensors_of_pairs(const ReasonFacts& facts);
+
 Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
 /// Tensors in graphs that modules have as attributes, and that the next call goes on with.

@@ -641,6 +641,7 @@ constexpr ReasonRow kReasons[] = {
     {"equal_rows", find_equal_rows, false, true},
     {"largest_tensor", find_largest_tensor, false, true},
     {"many_rows", find_many_rows, false, true},
+    {"all_pairs", find_tensors_of_pairs, false, true},
     {"fragmentation", finds_no_free_block},
 };
 

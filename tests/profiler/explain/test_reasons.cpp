@@ -2441,4 +2441,17 @@ TEST_CASE("a model in evaluation mode that nobody trains has too large a batch, 
             ->text.starts_with("the whole length of one sample, [1, 24, 1536000],"));
 }
 
+TEST_CASE("tensors of each atom with each other one are all pairs, images and scores are not", "[explain][reasons]") {
+  const auto with = [](std::string_view shape) {
+    LiveBlock first{.bytes = 50_MiB, .category = Category::input, .step = 5, .shape = shape}, second = first;
+    second.bytes = 40_MiB;
+    return at_oom({first, second});
+  };
+  CHECK(find_reason({.device = with("[648, 647, 32] float32"), .growths = {}})->text ==
+        "all pairs at once: 2 tensors as [648, 647, 32] float32, rows × rows, 90.00 MiB in all");
+  CHECK(reason_of(with("[2, 300, 300, 16] float32")) == "all_pairs");
+  CHECK(reason_of(with("[8, 16, 300, 300] float32")) != "all_pairs");
+  CHECK(reason_of(with("[100, 100, 500] float32")) != "all_pairs");
+}
+
 }  // namespace oomdiag
