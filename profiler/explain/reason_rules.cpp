@@ -14,6 +14,7 @@
 #include "profiler/one_of.h"
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/referrer_words.h"
 
 // Rows of kReasons that look for their evidence among the live blocks and at the request that failed. Each wants it to be a
 // large part of both: a reason that is wrong costs more trust than one that is missing.
