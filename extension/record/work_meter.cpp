@@ -76,6 +76,7 @@ struct WorkMeter {
   uint32_t write_at = 2;  ///< the step whose begin is the next reason to write the file
   std::map<std::pair<uint64_t, uint64_t>, uint32_t> module_of_node;  ///< by thread and number of the node
   bool began = false;                                                ///< the first forward pass
+  bool by_optimizer = false;                                         ///< steps of optimizers divide `steps`
   std::filesystem::path file;
 };
 WorkMeter& work_meter() {
@@ -318,8 +319,22 @@ uint32_t steps_over() {
   return header.step_count.load(std::memory_order_relaxed) * header.step_stride.load(std::memory_order_relaxed);
 }
 
+/// Until the first step of an optimizer was over, backward passes divided the steps (step_counter.h): all of that was one. With the lock.
+void join_first_steps(WorkMeter& all) {
+  if (all.by_optimizer || session().writer().header().steps_by_optimizer.load(std::memory_order_relaxed) == 0) return;
+  all.by_optimizer = true;
+  Counts first;
+  for (const auto& [step, counts] : all.steps) {
+    for (const auto& [text, count] : counts) first[text] += count;
+  }
+  all.lines = first.size();
+  all.steps.clear();
+  all.steps[1] = std::move(first);
+}
+
 /// Whole or not at all: the process may be killed meanwhile. With the lock.
-void write_file(const WorkMeter& all) {
+void write_file(WorkMeter& all) {
+  join_first_steps(all);
   const std::filesystem::path unfinished = all.file.string() + ".new";
   std::ofstream out(unfinished);
   out << "steps\t" << steps_over() << '\n';
@@ -349,6 +364,7 @@ void count_call(std::string text) {
   const uint32_t step = steps_over() + 1;
   WorkMeter& all = work_meter();
   const std::lock_guard lock(all.mutex);
+  join_first_steps(all);
   write_from_time_to_time(all, step);
   if (++all.steps[step][std::move(text)] == 1) ++all.lines;
   while (all.lines > kKeptLines && all.steps.size() > 2) {

@@ -493,7 +493,6 @@ std::string name_share_of_model(const Share& share) {
 }  // namespace
 
 Found find_deleted_model(const ReasonFacts& facts) {
-  constexpr int64_t kSeveralNodes = 8;
   constexpr size_t kMostNames = 3;
   if (failure(facts) == nullptr || !facts.device.looked_for_referrers) return {};
   const Share left = find_deleted_weights(facts);

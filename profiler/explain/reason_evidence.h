@@ -102,6 +102,9 @@ std::string_view function_of(std::string_view variable);
 /// with. A backward pass is to come, in evaluation mode, too.
 bool wants_gradient_of_data(const ReasonFacts& facts);
 
+/// Of autograd, that a variable leads to: fewer may be those of one result that is used up.
+inline constexpr int64_t kSeveralNodes = 8;
+
 /// Whether it is a variable of a module's forward(): each call makes it anew.
 bool is_variable_of_forward(std::string_view variable);
 

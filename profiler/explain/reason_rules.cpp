@@ -351,7 +351,6 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
       fmt::format("del {}  # when they have served: a name keeps its tensor until it is assigned again",
                   names.empty() ? "output, loss" : all_names);
   const bool leads_to_graph = std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
-    constexpr int64_t kSeveralNodes = 8;
     return one.nodes >= kSeveralNodes && std::ranges::find(names, container_name(one.variable)) != names.end();
   });
   if (leads_to_graph && by_graph * 2 > earlier.bytes && facts.device.attribution.backward_bytes > 0) {

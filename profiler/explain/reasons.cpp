@@ -152,7 +152,6 @@ int64_t count_passes_before(const ReasonFacts& f) {
 
 /// The variable that leads to most nodes of autograd, as a list or a sum of losses; or empty.
 std::string find_holder_of_graphs(const ReasonFacts& f) {
-  constexpr int64_t kSeveralNodes = 8;
   VariableCounts nodes, of_containers;
   int64_t all = 0;
   for (const Referrer& one : f.device.referrers) {

@@ -144,10 +144,12 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   if (any && table.shows(all - named)) table.detail("others", all - named);
 }
 
-// Unfolds into its owners, of which "unexplained" always stands there.
+// Unfolds into its owners, of which "unexplained" always stands there. Where the GPU had no room for all, what is missing is in host memory.
 void non_pytorch_details(Holders& table, const ReportOfDevice& device) {
   for (const NonPytorchOwner& owner : device.non_pytorch) {
-    if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
+    const bool is_missing = owner.kind.empty() && owner.bytes < 0 && device.peak.host_memory_bytes > 0;
+    if (owner.kind.empty() || table.shows(owner.bytes))
+      table.detail(is_missing ? "in host memory" : owner.owner, owner.bytes);
   }
 }
 

@@ -163,10 +163,16 @@ class Quick(Base):
                 self.assertLess(work["exposed_communication_time_ns"], work["communication_time_ns"])
                 self.assertLess(work["communication_time_ns"], 10**9)
 
-    def test_forward_of_a_reference_loop_is_no_part_of_its_optimizer(self):
+    def work_of_reference_loop(self, *options):
         self.oomdiag("run", "--meter", "--device", "a100-80", "--folder", self.folder, "-o", self.folder / "report.json", "--",
-                     build / "bin/oomdiag_samples", "--model", "deepcnn", "--batch", "64", "--steps", "2")
-        work = self.report()["work"]
+                     build / "bin/oomdiag_samples", "--model", "deepcnn", "--batch", "64", "--steps", "2", *options)
+        return self.report()["work"]
+
+    def test_micro_batches_of_a_reference_loop_have_the_flops_of_the_batch(self):
+        self.assertEqual(self.work_of_reference_loop("--accumulate", "2")["flops"], self.work_of_reference_loop()["flops"])
+
+    def test_forward_of_a_reference_loop_is_no_part_of_its_optimizer(self):
+        work = self.work_of_reference_loop()
         flops = {phase["name"]: phase["flops"] for phase in work["phases"]}
         self.assertEqual(work["step"], 2)
         self.assertGreater(flops["forward"], 0)

@@ -163,11 +163,11 @@ void sort_by_size(std::vector<NonPytorchOwner>& owners) {
   });
 }
 
-// "process 4711 python". What a virtual GPU lists beyond Linux' pids is no process of this machine: "Windows".
+// "process 4711 python". Windows is no process of this machine: a virtual GPU lists it with an id that Linux gives to none.
 NonPytorchOwner owner_of(const GpuProcess& process) {
   constexpr uint64_t kLeastForeignPid = 1 << 22;
   const std::string name(process.name);
-  if (process.pid >= kLeastForeignPid && !name.empty()) return {name, "system", process.bytes};
+  if (process.pid >= kLeastForeignPid && name == "Windows") return {name, "system", process.bytes};
   return {"process " + std::to_string(process.pid) + (name.empty() ? "" : " " + name), "process", process.bytes};
 }
 

@@ -111,11 +111,11 @@ TEST_CASE("a virtual GPU charges whole pages above half a page, a real one what 
   CHECK(sum_of(driver.owners()) == 4_MiB + 1);
 }
 
-TEST_CASE("what a virtual GPU lists beyond Linux' process ids is the system", "[outside]") {
+TEST_CASE("Windows is the system, a process of that name is one", "[outside]") {
   RecordedDriver driver;
-  driver.process(0, 0, "", kFirstProcess).process((1 << 22) + 4, 530, "Windows").process((1 << 22) - 1, 20, "Xorg");
+  driver.process(0, 0, "", kFirstProcess).process((1 << 22) + 4, 570, "Windows").process(4711, 20, "Windows");
   CHECK(driver.owners() ==
-        std::vector<NonPytorchOwner>{{"Windows", "system", 530}, {"process 4194303 Xorg", "process", 20}});
+        std::vector<NonPytorchOwner>{{"Windows", "system", 570}, {"process 4711 Windows", "process", 20}});
 }
 
 TEST_CASE("pinned and managed memory is the host's", "[outside]") {
