@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <utility>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
@@ -34,7 +35,7 @@ std::string describe_confidence(const ReportOfDevice& device) {
 /// A table whose rows are written one by one.
 class Holders {
  public:
-  Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
+  Holders(const ReportOfDevice& device, TextOptions options) : options_(std::move(options)) {
     const bool failed = device.failure.has_value();
     // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
     largest_ = std::max(device.memory.cached_bytes, device.memory.non_pytorch_bytes);
