@@ -11,7 +11,7 @@ namespace oomdiag {
 namespace {
 
 void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
-              int64_t count, bool is_beside = false) {
+              int64_t count, bool is_beside) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
@@ -51,11 +51,12 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
   const int64_t flops = work.flops() * metered.count;
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
+  const bool is_beside = metered.on_own_stream && work.bus_bytes > 0;
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add_work(*sum, metered.phase, work, time, metered.count, metered.on_own_stream && work.bus_bytes > 0);
+    add_work(*sum, metered.phase, work, time, metered.count, is_beside);
   }
   if (metered.phase != "forward") return;
-  add_work(step.forward[metered.module], "recomputation", work, time, metered.count);
+  add_work(step.forward[metered.module], "recomputation", work, time, metered.count, is_beside);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.

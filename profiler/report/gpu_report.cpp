@@ -336,14 +336,16 @@ void report_moment(const Trace& trace, const DeviceHistory& device, ReportOfDevi
   report.parameter_groups = report_groups(state);
 }
 
-/// What PyTorch reserved beyond the room that known holders leave of the GPU. With managed memory in use nobody knows whose pages moved.
+/// What PyTorch reserved beyond the room that known holders leave of the GPU. These are known of the described moment, and so is what was
+/// reserved then; of other moments what is larger than the GPU by itself. Other processes may have gone since they were listed. With managed
+/// memory in use nobody knows whose pages moved.
 int64_t count_host_memory(const Device& gpu, const DeviceHistory& device) {
-  int64_t known = 0;
-  for (const NonPytorchOwner& one : device.state.non_pytorch) known += one.kind.empty() ? 0 : one.bytes;
-  for (const NonPytorchOwner& one : device.state.host_memory) {
-    if (one.kind == "managed") return 0;
-  }
-  return gpu.total_bytes == 0 ? 0 : std::max<int64_t>(0, device.peak.reserved_bytes + known - gpu.total_bytes);
+  const auto is_managed = [](const NonPytorchOwner& one) { return one.kind == "managed"; };
+  if (gpu.total_bytes == 0 || std::ranges::any_of(device.state.host_memory, is_managed)) return 0;
+  int64_t held = device.state.reserved_bytes;
+  for (const NonPytorchOwner& one : device.state.non_pytorch)
+    held += one.kind.empty() || one.kind == "process" ? 0 : one.bytes;
+  return std::max<int64_t>(0, std::max(held, device.peak.reserved_bytes) - gpu.total_bytes);
 }
 
 }  // namespace

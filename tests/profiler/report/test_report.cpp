@@ -3,10 +3,14 @@
 #include <numeric>
 #include <random>
 
+#include "profiler/explain/findings.h"
 #include "profiler/explain/shape.h"
+#include "profiler/replay/history.h"
+#include "profiler/report/gpu_report.h"
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
+#include "profiler/trace/trace.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
 
@@ -274,6 +278,25 @@ TEST_CASE("parameter groups are listed where there are several, and add up to th
   CHECK(report.devices.at(0).parameter_groups ==
         std::vector<ReportParameterGroup>{{"SGD, group 1", 8_MiB, 0, 8_MiB}, {"SGD, group 0", 4_MiB}, {"", 2_MiB}});
   CHECK(to_text(report, {.all = true}).find("by parameter group, MiB") != std::string::npos);
+}
+
+TEST_CASE("what others take after PyTorch gave memory back is not in host memory", "[report]") {
+  Trace trace;
+  trace.devices = {{.name = "NVIDIA GeForce RTX 4090", .total_bytes = 24_GiB}};
+  DeviceHistory device;
+  device.peak.reserved_bytes = 20_GiB;
+  device.state.reserved_bytes = 2_GiB;
+  device.state.non_pytorch = {{"libnccl.so.2", "device", 8_GiB}, {"unexplained", "", 0}};
+  const auto host_memory_of = [&] { return report_device(trace, device, {}).peak.host_memory_bytes; };
+  CHECK(host_memory_of() == 0);
+  device.state.reserved_bytes = 20_GiB;  // at once
+  CHECK(host_memory_of() == 4_GiB);
+  device.state.non_pytorch.front().kind = "process";  // which may have gone
+  CHECK(host_memory_of() == 0);
+  device.peak.reserved_bytes = 25_GiB;
+  CHECK(host_memory_of() == 1_GiB);
+  device.state.host_memory = {{"rmm.so", "managed", 1_GiB}};
+  CHECK(host_memory_of() == 0);
 }
 
 }  // namespace oomdiag
