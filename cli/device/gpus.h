@@ -54,7 +54,7 @@ const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_vie
 /// the end of `device`. Throws Error(usage) if it is neither.
 Driver take_driver(std::string& device);
 
-/// The GPU with this driver, by which it goes then: "rtx3090@550". Throws Error(usage) for one that Windows does not run under WDDM.
+/// The GPU with this driver, by which it goes then: "rtx3090@550".
 GpuEntry with_driver(GpuEntry gpu, const Driver& driver);
 
 /// What --device names: a GPU of the catalogue in `folder`, or a file, and a driver. Throws Error(usage or input) if there is

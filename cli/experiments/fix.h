@@ -85,6 +85,7 @@ struct Change {
   bool cures = false;     ///< what is behind the failure: it is run on the GPU first
 
   bool accumulates() const { return id.starts_with("accumulate"); }
+  bool offloads_blocks() const { return id == "offload_blocks"; }
   /// Of oomdiag_fixes: one for any number of micro-batches.
   std::string module() const { return accumulates() ? "accumulate" : id; }
 };

@@ -119,7 +119,7 @@ std::vector<int64_t> freed_by(const Allocations& blocks, const std::vector<int64
 
 bool is_offloaded(const ProgramVariant& variant, const std::string& path) {
   return std::ranges::any_of(variant.changes, [&](const Change& change) {
-    if (change.id != "offload_blocks") return false;
+    if (!change.offloads_blocks()) return false;
     return std::ranges::any_of(change.settings["chosen"], [&](const nlohmann::json& one) { return one == path; });
   });
 }
@@ -190,7 +190,7 @@ void PlanSearch::add_variant(std::vector<Change> changes, Experiment experiment)
   variant.steps = variant.measured.steps_for_one(runs_.before().step, runs_.target().batch);
   variant.problem.step_ns = variant.steps * static_cast<double>(variant.measured.step.time_ns.value_or(0));
   const bool has_own = std::ranges::any_of(
-      variant.changes, [](const Change& one) { return one.group == "checkpoint" && one.id != "offload_blocks"; });
+      variant.changes, [](const Change& one) { return one.group == "checkpoint" && !one.offloads_blocks(); });
   if (!has_own) add_blocks(variant, runs_.profile());
   for (BlockClass& one : variant.problem.classes) one.block_ns *= variant.steps;
   if (variant.problem.bytes.empty()) variant.problem.bytes = {*variant.measured.measured_peak_bytes};
@@ -233,18 +233,16 @@ std::optional<Change> PlanSearch::offload_hidden() const {
   const ProgramVariant& plain = variants_.front();
   const int64_t bus = runs_.target().device.gpus.front().gpu.rates.bus_bytes;
   if (bus == 0) return std::nullopt;
-  const BlockIndices* most = nullptr;
-  double most_bytes = 0, block_ns = 0;
-  for (std::size_t of = 0; of < plain.classes.size(); ++of) {
-    double bytes = 0;
-    for (const std::size_t i : plain.classes[of]) bytes += static_cast<double>(runs_.profile().blocks[i].saved_bytes);
-    if (bytes <= most_bytes) continue;
-    most = &plain.classes[of];
-    most_bytes = bytes;
-    block_ns = plain.problem.classes[of].block_ns;
-  }
-  if (most == nullptr || block_ns <= 0) return std::nullopt;
-  const double copy_ns = most_bytes / static_cast<double>(most->size()) / static_cast<double>(bus) * 1e9;
+  const auto saved_bytes = [&](const BlockIndices& blocks) {
+    int64_t bytes = 0;
+    for (const std::size_t i : blocks) bytes += runs_.profile().blocks[i].saved_bytes;
+    return bytes;
+  };
+  const auto most = std::ranges::max_element(plain.classes, {}, saved_bytes);
+  if (most == plain.classes.end() || saved_bytes(*most) == 0) return std::nullopt;
+  const double block_ns = plain.problem.classes[static_cast<std::size_t>(most - plain.classes.begin())].block_ns;
+  const double block_bytes = static_cast<double>(saved_bytes(*most)) / static_cast<double>(most->size());
+  const double copy_ns = block_bytes / static_cast<double>(bus) * 1e9;
   const auto stride = static_cast<std::size_t>(std::max(1.0, std::ceil(copy_ns / block_ns)));
   std::vector<std::size_t> chosen;
   for (std::size_t k = 0; k + stride < most->size(); k += stride) chosen.push_back((*most)[k]);

@@ -96,7 +96,7 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
   PlanJson ids = PlanJson::array(), recomputed = PlanJson::array(), offloaded = PlanJson::array();
   for (const Change& change : plan.fix.changes) {
     ids.push_back(change.id);
-    if (change.id == "offload_blocks") {
+    if (change.offloads_blocks()) {
       offloaded = change.settings["chosen"];
     } else if (change.settings.is_object() && change.settings.contains("blocks")) {
       recomputed = change.settings["blocks"];

@@ -313,9 +313,8 @@ Found find_weight_copies(const ReasonFacts& facts) {
 
 // Layer by layer on the GPU, at the lines that made those of the model before.
 Found find_model_being_made(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || is_copy(failed->where.op) || !failed->where.module.empty() || !failed->where.node.empty())
-    return {};
+  const OutOfMemory* failed = failure_outside_of_layers(facts);
+  if (failed == nullptr || is_copy(failed->where.op)) return {};
   const Share of_line = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.category == Category::parameter && !block.uncalled && block.made.source == failed->where.source &&
            block.made.op == failed->where.op;
@@ -336,21 +335,19 @@ Found find_model_being_made(const ReasonFacts& facts) {
 
 // The first weight of a state that goes to the GPU beside the model that has it. load_state_dict() copies by itself, from the host too.
 Found find_copied_weight(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty() || !failed->where.node.empty())
-    return {};
-  if (!is_large(facts, failed->requested_bytes, 0.15)) return {};
-  const Share twin = sum_blocks(facts, [&](const LiveBlock& block) {
+  const OutOfMemory* failed = failure_outside_of_layers(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || !is_large(facts, failed->requested_bytes, 0.15)) return {};
+  const Share as_large = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.category == Category::parameter && !block.uncalled && block.requested_bytes >= kDistinctBytes &&
            block.requested_bytes == failed->requested_bytes;
   });
-  if (twin.count == 0) return {};
+  if (as_large.count == 0) return {};
   const Share parameters = sum_category(facts, Category::parameter);
   return Reason{
       .id = {},
       .text = fmt::format("weights go to the GPU{} while the same are there: {} as large as {}, and the model "
                           "there has {} of parameters",
-                          at(failed->where), with_unit(failed->requested_bytes), twin.largest->name,
+                          at(failed->where), with_unit(failed->requested_bytes), as_large.largest->name,
                           with_unit(parameters.bytes)),
       .bytes = failed->requested_bytes,
       .fix = "drop_models",

@@ -113,6 +113,12 @@ std::string_view outermost_module(std::string_view module) {
   return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;
 }
 
+const OutOfMemory* failure_outside_of_layers(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  const bool is_outside = failed != nullptr && failed->where.module.empty() && failed->where.node.empty();
+  return is_outside ? failed : nullptr;
+}
+
 std::string_view place_of(std::string_view variable) {
   constexpr std::string_view kIn = "' in ";
   const size_t at = variable.rfind(kIn);

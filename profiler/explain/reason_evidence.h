@@ -47,6 +47,9 @@ inline const OutOfMemory* failure(const ReasonFacts& facts) {
   return facts.device.failure ? &*facts.device.failure : nullptr;
 }
 
+/// The same where a line of the program asked by itself, and no module or node of autograd did; else null.
+const OutOfMemory* failure_outside_of_layers(const ReasonFacts& facts);
+
 /// Where it was requested.
 inline Where failed_in(const ReasonFacts& facts) {
   return facts.device.failure ? facts.device.failure->where : Where{};

@@ -385,9 +385,8 @@ int line_of(std::string_view source) {
 // A loop outside of any module: what its variables had in the turn before lives until the same line assigns them anew. That turn got
 // through this line, as it had nothing yet to replace.
 Found find_replaced_variables(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !failed->where.module.empty() || !failed->where.node.empty()) return {};
-  if (failed->where.source.empty() || joins(failed->where) || is_copy(failed->where.op)) return {};
+  const OutOfMemory* failed = failure_outside_of_layers(facts);
+  if (failed == nullptr || failed->where.source.empty() || joins(failed->where) || is_copy(failed->where.op)) return {};
   if (leading_growth(facts) != nullptr) return {};
   if (find_earlier_outputs(facts)) return {};  // steps are known, which says more
   const std::string_view file = failed->where.source.substr(0, failed->where.source.rfind(':'));

@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
-#include <system_error>
+
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -200,14 +201,8 @@ struct SizeUnit {
   const char* name;
   int64_t bytes;
 };
+constexpr std::string_view kWddm = "wddm", kWddmAndHost = "wddm+";
 constexpr SizeUnit kUnits[] = {{"GiB", int64_t{1} << 30}, {"MiB", int64_t{1} << 20}, {"KiB", int64_t{1} << 10}};
-
-/// -1 where it is no number, or an absurd one.
-int64_t read_digits(std::string_view text) {
-  int64_t number = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc{} && end == text.data() + text.size() && number < (int64_t{1} << 44) ? number : -1;
-}
 
 /// Of host memory; "0" is none of it.
 int64_t read_size(std::string_view text) {
@@ -218,11 +213,11 @@ int64_t read_size(std::string_view text) {
     scale = unit.bytes;
     break;
   }
-  const int64_t number = read_digits(text);
   constexpr int64_t kMost = int64_t{1} << 44;
-  if (number < 0 || number > kMost / scale)
+  const std::optional<int64_t> number = parse_whole_number(text);
+  if (!number || *number < 0 || *number > kMost / scale)
     throw std::invalid_argument("names no size of host memory after wddm+, as in wddm+16GiB");
-  return number * scale;
+  return *number * scale;
 }
 
 /// 0 when there is none.
@@ -269,22 +264,23 @@ int64_t bytes_of_windows(int64_t total_bytes) { return std::min(int64_t{570} << 
 
 Driver parse_driver(std::string_view text) {
   if (text.empty()) return {};
-  constexpr std::string_view kWddm = "wddm";
   if (text == kWddm) return {.is_wddm = true, .host_bytes = kUsualHostBytes};
-  if (text.starts_with("wddm+")) return {.is_wddm = true, .host_bytes = read_size(text.substr(kWddm.size() + 1))};
-  const int branch = text.size() == 3 ? static_cast<int>(read_digits(text)) : 0;
-  if (branch < kLeastDriver) throw std::invalid_argument("is no branch of a driver for CUDA 12 or newer");
-  return {.branch = branch};
+  if (text.starts_with(kWddmAndHost))
+    return {.is_wddm = true, .host_bytes = read_size(text.substr(kWddmAndHost.size()))};
+  const int64_t branch = parse_whole_number(text).value_or(0);
+  if (branch < kLeastDriver || branch > kMaxDriver)
+    throw std::invalid_argument("is no branch of a driver for CUDA 12 or newer");
+  return {.branch = static_cast<int>(branch)};
 }
 
 std::string to_text(const Driver& driver) {
   if (!driver.is_wddm) return driver.branch == 0 ? "" : std::to_string(driver.branch);
-  if (driver.host_bytes == kUsualHostBytes) return "wddm";
+  if (driver.host_bytes == kUsualHostBytes) return std::string(kWddm);
+  SizeUnit written{"", 1};
   for (const SizeUnit& unit : kUnits) {
-    if (driver.host_bytes % unit.bytes == 0 && driver.host_bytes != 0)
-      return "wddm+" + std::to_string(driver.host_bytes / unit.bytes) + unit.name;
+    if (written.bytes == 1 && driver.host_bytes > 0 && driver.host_bytes % unit.bytes == 0) written = unit;
   }
-  return "wddm+" + std::to_string(driver.host_bytes);
+  return std::string(kWddmAndHost) + std::to_string(driver.host_bytes / written.bytes) + written.name;
 }
 
 Gpu with_driver(Gpu gpu, const Driver& driver) {

@@ -58,13 +58,12 @@ int64_t simulated_bytes(int device) {
 bool oomdiag_device_simulated_process(int device, unsigned index, unsigned* pid, int64_t* bytes, const char** name) {
   const auto& found = oomdiag::simulated_processes();
   const size_t count = device == 0 ? found.size() : 0;
-  if (index == count && oomdiag::bytes_of_windows_on(device) > 0) {
+  if (index >= count) {  // Windows is the last one, where it is there
     *pid = oomdiag::kWindowsPid;
     *bytes = oomdiag::bytes_of_windows_on(device);
     *name = "Windows";
-    return true;
+    return index == count && *bytes > 0;
   }
-  if (index >= count) return false;
   *pid = found[index].pid;
   *bytes = found[index].bytes;
   *name = found[index].name.c_str();
