@@ -11,13 +11,12 @@
 #include "cli/commands/fix.h"
 #include "cli/device/device.h"
 #include "cli/device/gpus.h"
-#include "cli/experiments/border_search.h"
 #include "cli/experiments/experiment.h"
-#include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_gpus.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
+#include "cli/experiments/fit_values.h"
 #include "cli/experiments/search_rows.h"
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
@@ -252,65 +251,45 @@ int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, 
   return say_plans(found, options, request.program, searched);
 }
 
+ValueQuestion ask(const FitOptions& options, const std::vector<Variable>& variables, const FitRequest& request,
+                  Experiments& experiments) {
+  ValueQuestion question{
+      .variables = variables, .only_points = options.only_at, .wants_surface = !options.html.empty()};
+  if (!options.lengths.empty()) {
+    const Values least{{variables.front().name, variables.front().value(0)}};
+    question.lengths =
+        options.lengths == kLoader ? look_at_loaders(request, experiments, least) : read_lengths(options.lengths);
+  }
+  for (const std::string& text : options.at) question.points.push_back(parse_values(text, question.learned()));
+  return question;
+}
+
 int fit_value(const FitOptions& options, const std::vector<Variable>& variables, FitRequest request,
               const Install& install, Experiments& experiments) {
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
-  std::vector<Variable> learned = variables;
-  std::optional<Lengths> lengths;
-  if (!options.lengths.empty()) {
-    const Values least{{variables.front().name, variables.front().value(0)}};
-    lengths = options.lengths == kLoader ? look_at_loaders(request, experiments, least) : read_lengths(options.lengths);
-    learned.push_back(lengths->variable());
-    if (options.lengths == kLoader)
-      request.fixes_of = [&](const Values& values) { return lengths->batches_of(values.at(kLength)); };
-  }
-  std::vector<Values> points;
-  for (const std::string& text : options.at) points.push_back(parse_values(text, learned));
-  const std::vector<Values> combinations =
-      lengths ? std::vector<Values>{{{kLength, lengths->distinct.back()}}} : combine(std::span(variables).subspan(1));
+  const ValueQuestion question = ask(options, variables, request, experiments);
+  if (options.lengths == kLoader)
+    request.fixes_of = [&](const Values& values) { return question.lengths->batches_of(values.at(kLength)); };
   const std::vector<GpuEntry> gpus = gpus_of(options, request, install);
-  const std::size_t borders = options.only_at ? 1 : combinations.size();
-  const std::size_t expected = borders * gpus.size() * static_cast<std::size_t>(request.most_runs);
+  const std::size_t expected =
+      std::max<std::size_t>(1, question.borders().size()) * gpus.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
+  ValueSearch search(request, experiments, question,
+                     [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
   std::vector<FitOfGpu> found;
-  std::vector<FitRun> earlier;                  // of the GPUs before
-  std::map<Values, std::optional<Line>> lines;  // what a GPU has shown is a good guess for the next
-  for (const GpuEntry& gpu : gpus) {
-    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->gpus = {gpu};
-    Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
-    FitOfGpu of_gpu{.gpu = gpu.id, .largest = {}, .runs = {}};
-    try {
-      MemoryFunction function = MemoryFunction::learn(fitter, learned);
-      for (const Values& others : options.only_at ? std::vector<Values>() : combinations) {
-        of_gpu.largest.push_back(
-            find_largest_value(fitter, variables.front(), others, lines[others], function, /*may_believe=*/true));
-        lines[others] = of_gpu.largest.back().line;
-      }
-      if (lengths) of_gpu.budget = find_token_budget(fitter, variables.front(), *lengths, function);
-      if (!function.is_known() && !points.empty()) of_gpu.unknown = function.unknown();
-      if (function.is_known() && learned.size() == 2 && learned.back().count() > 1 && !options.html.empty())
-        of_gpu.surface = compute_surface(function, learned.front(), learned.back(), fitter);
-      function.learn_calls(fitter, points);
-      for (const Values& point : points) {
-        if (function.is_known()) of_gpu.computed.emplace_back(point, function.estimate(point, fitter.gpu_bytes()));
-      }
-    } catch (const Interrupted&) {
-      steps.hide();
-      earlier.insert(earlier.end(), fitter.runs().begin(), fitter.runs().end());
-      say_interrupted(earlier, options);
-      throw;
-    }
-    of_gpu.runs = fitter.runs();
-    of_gpu.calls_alone = fitter.calls_alone();
-    earlier.insert(earlier.end(), of_gpu.runs.begin(), of_gpu.runs.end());
-    found.push_back(std::move(of_gpu));
+  try {
+    for (const GpuEntry& gpu : gpus) found.push_back(search.search(gpu));
+  } catch (const Interrupted&) {
+    steps.hide();
+    say_interrupted(search.runs(), options);
+    throw;
   }
   steps.hide();
   const bool any = std::any_of(found.begin(), found.end(), [&](const FitOfGpu& one) {
     return options.only_at ? !one.computed.empty() : one.best() != nullptr;
   });
   std::string text = values_text(variables.front(), found);
-  if (lengths) text += lengths_text(*lengths, found.front().largest.front(), found.front().budget);
+  if (question.lengths) text += lengths_text(*question.lengths, found.front().largest.front(), found.front().budget);
   const Answer answer{.text = text,
                       .json = values_json(variables.front().name, found),
                       .rows = rows_of(found),

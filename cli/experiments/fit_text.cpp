@@ -8,6 +8,7 @@
 
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/fit.h"
+#include "cli/experiments/fit_values.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/replay/allocator/settings.h"
@@ -168,14 +169,6 @@ std::string count_runs(const std::vector<FitRun>& runs) {
   if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
   return fmt::format("{} runs: {} with more memory to learn every size from, {} on the GPU", runs.size(), learn,
                      runs.size() - static_cast<std::size_t>(learn));
-}
-
-const LargestValue* FitOfGpu::best() const {
-  const LargestValue* best = nullptr;
-  for (const LargestValue& one : largest) {
-    if (one.value && (best == nullptr || *one.value > *best->value)) best = &one;
-  }
-  return best;
 }
 
 std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& found) {

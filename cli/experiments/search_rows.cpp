@@ -8,7 +8,7 @@
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "cli/experiments/fit_plan.h"
-#include "cli/experiments/fit_text.h"
+#include "cli/experiments/fit_values.h"
 #include "cli/experiments/fix.h"
 #include "cli/experiments/fix_plan.h"
 #include "profiler/explain/bytes_text.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cli/experiments/fit_plan.h"
-#include "cli/experiments/fit_text.h"
+#include "cli/experiments/fit_values.h"
 #include "cli/experiments/fix.h"
 #include "cli/experiments/fix_plan.h"
 #include "profiler/export/search_page.h"

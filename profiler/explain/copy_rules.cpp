@@ -280,18 +280,21 @@ Found find_concatenated_results(const ReasonFacts& facts) {
   // What was joined the last time, and a little more: else parts are joined once.
   if (before.largest == nullptr || before.largest->requested_bytes * 2 < failed->requested_bytes) return {};
   const Referrer* const referrer = facts.referrers.find(*before.largest);
-  const int64_t bytes = before.largest->bytes + failed->requested_bytes;
+  // Of each layer one may be joined: all of the last time are there.
+  const int64_t joined =
+      before.largest->requested_bytes * 2 * before.count > before.bytes ? before.bytes : before.largest->bytes;
+  const int64_t bytes = joined + failed->requested_bytes;
   if (referrer == nullptr || !is_large(facts, bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format(
-                    "results are concatenated on the GPU in {}{}: {}{} so far, and both are there while {} joins them",
-                    referrer->variable, at(failed->where), with_unit(before.largest->bytes),
-                    comma_shape(*before.largest), failed->where.op),
-                .bytes = bytes,
-                .fix = "results_to_host",
-                .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
-                                    "each only what is used: topk, a mean",
-                                    variable_name(referrer->variable))}};
+  return Reason{
+      .id = {},
+      .text = fmt::format(
+          "results are concatenated on the GPU in {}{}: {}{} so far, and both are there while {} joins them",
+          referrer->variable, at(failed->where), with_unit(joined), comma_shape(*before.largest), failed->where.op),
+      .bytes = bytes,
+      .fix = "results_to_host",
+      .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
+                          "each only what is used: topk, a mean",
+                          variable_name(referrer->variable))}};
 }
 
 Found find_widened_weights(const ReasonFacts& facts) {

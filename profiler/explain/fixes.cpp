@@ -451,6 +451,26 @@ constexpr FixRow kFixes[] = {
      .lines = "# fewer tokens or sequences at a time; transformers: generate(…, max_new_tokens=…, "
               "cache_implementation=\"quantized\" or \"offloaded\")",
      .cures_reason = true},
+    {.id = "cache_in_place",
+     .label = "one cache, written in place",
+     .group = "growth",
+     .lines = "cache[:, :, t] = k  # in a buffer of full length; transformers: cache_implementation=\"static\"\n"
+              "old[layer] = None  # or let each layer's go before its new one is made",
+     .cures_reason = true},
+    {.id = "shorter_sequences",
+     .label = "shorter sequences",
+     .group = "sequence",
+     .cost = FixCost::other_training,
+     .lines = "tokenizer(texts, truncation=True, max_length=512)  # it grows with the square of the longest text\n"
+              "# batches of texts of about one length: group_by_length=True; rarely is the longest one needed",
+     .changes_training = true,
+     .cures_reason = true},
+    {.id = "results_of_used_layers",
+     .label = "results of the layers that are used alone",
+     .group = "growth",
+     .lines = "hidden = model(ids, output_hidden_states=False).last_hidden_state  # where the last layer's is enough\n"
+              "features.append(x.cpu())  # of several: on the host, or pooled at once",
+     .cures_reason = true},
     {.id = "results_to_host",
      .label = "results on the host",
      .group = "growth",

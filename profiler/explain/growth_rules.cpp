@@ -140,15 +140,18 @@ bool differentiates_steps(const ReasonFacts& facts, const Growth& growth) {
 }
 
 Reason inner_steps(const Growth& growth) {
+  const std::string kept =
+      growth.referrer.empty()
+          ? "each step is computed from the gradients of the one before, and its graph stays with theirs"
+          : growth.referrer + " keeps the graph of the gradients of each step, as it is computed from them";
   return {
       .id = {},
-      .text = fmt::format("create_graph=True{}: each step is computed from the gradients of the one before, and its "
-                          "graph stays with theirs, {}",
-                          at(growth.held), growing_text(growth)),
+      .text = fmt::format("create_graph=True{}: {}, {}", at(growth.held), kept, growing_text(growth)),
       .bytes = growth.grown_bytes,
       .fix = "stop_growth",
       .how = {"gradients = torch.autograd.grad(loss, weights, create_graph=False)  # first order; or fewer inner steps",
-              "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient"}};
+              "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient",
+              "# a sum of gradients: differentiate those of one batch at a time, and add up the results"}};
 }
 
 /// Of autograd.grad() in most programs: no parameter's .grad keeps it.
@@ -183,6 +186,7 @@ bool waits_for_backward(const ReasonFacts& facts) {
 /// `states`: what one step hands to the next.
 std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::string& variable,
                                           const std::vector<std::string_view>& states) {
+  if (const std::string hook = line_for_hook(variable); !hook.empty()) return {hook};
   const std::string_view name = variable_name(variable);
   if (!is_container(variable)) {
     std::vector<std::string> lines;
@@ -273,7 +277,7 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
                                     at(earlier.made()), with_unit(earlier.bytes)),
                 .bytes = earlier.bytes,
                 .fix = "results_to_host",
-                .how = {"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"}};
+                .how = lines_for_graphs(facts, variable, {})};
 }
 
 }  // namespace
@@ -418,7 +422,7 @@ Found find_kept_tensors(const ReasonFacts& facts) {
                             : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = {line_for_kept(growth->referrer, of_weights)}};
+                .how = lines_for_kept(growth->referrer, of_weights)};
 }
 
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.
@@ -606,6 +610,10 @@ Found name_collected(const ReasonFacts& facts, double part) {
   std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
                                            is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
                                                                     : fmt::format("{}[…] = output.cpu()", name))};
+  const bool is_cache = contains(name, "cache") || contains(name, "past_key");
+  if (is_cache && builds_graph(facts).value_or(learns(facts)))
+    how.insert(how.begin(),
+               "model.config.use_cache = False  # in training nothing reads the keys and values of before");
   if (!is_of_step)
     how.insert(how.begin(), fmt::format("{}.clear()  # once they have served: an earlier step made them", name));
   return Reason{.id = {},

@@ -575,10 +575,14 @@ Found find_all_pairs(const ReasonFacts& facts) {
   const bool is_copied = maker != nullptr && any_op(*maker, {"aten::clone", "aten::contiguous", "aten::cat"});
   if (is_copied && !square.has_width) return {};  // a copy of any matrix
   const Where& where = maker != nullptr ? *maker : failed->where;
-  const std::string what = square.text.empty() ? "the result is" : square.text + ",";
+  const int64_t bytes = found ? found->bytes : failed->requested_bytes;
+  const std::string beside = beside_largest(facts, bytes);
+  const bool is_guess = contains(square.text, "as large as") && contains(beside, "times as large");
+  const std::string what = square.text.empty() || is_guess ? fmt::format("a result of {}{}", with_unit(bytes), beside)
+                                                           : square.text + ", rows × rows";
   return Reason{.id = {},
-                .text = fmt::format("all pairs at once{}: {} rows × rows", at(where), what),
-                .bytes = found ? found->bytes : failed->requested_bytes,
+                .text = fmt::format("all pairs at once{}: {}", at(where), what),
+                .bytes = bytes,
                 .fix = "pairs_in_chunks",
                 .how = lines_for_pairs(square, failed->where, of_product)};
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
 #include "profiler/explain/common_referrers.h"
 #include "profiler/explain/fix_rules.h"
@@ -262,7 +263,26 @@ std::string assign_each(std::string_view name, const std::function<std::string(c
       name, [&](const std::string& list) { return fmt::format("{0}[:] = [{1} for x in {0}]", list, value("x")); });
 }
 
+std::string line_for_hook(std::string_view referrer) {
+  if (!contains(referrer, "_hooks[")) return {};
+  return "handle = module.register_forward_hook(hook)  # and handle.remove() when it has served: a module keeps its "
+         "hooks, and these what they refer to";
+}
+
+std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weights) {
+  std::vector<std::string> lines{line_for_kept(referrer, of_weights)};
+  const std::string_view name = variable_name(referrer);
+  const size_t dot = name.rfind('.');
+  if (referrer.starts_with("list ") && dot != name.npos && name.find('[') == name.npos && !name.starts_with("self.")) {
+    lines.push_back(
+        fmt::format("{0}.clear()  # once they have been read: an object that collects, as a metric: {1}.reset()", name,
+                    name.substr(0, dot)));
+  }
+  return lines;
+}
+
 std::string line_for_kept(std::string_view referrer, bool of_weights) {
+  if (std::string hook = line_for_hook(referrer); !hook.empty()) return hook;
   const std::string_view name = variable_name(referrer);
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
@@ -305,6 +325,32 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = is_appended_to(referrer);
   return fmt::format("{}.append({}){}", is_list ? kept : std::string("kept"), value, scalar);
+}
+
+std::string beside_largest(const ReasonFacts& facts, int64_t bytes) {
+  constexpr int64_t kManyTimes = 4;
+  const Share others = sum_blocks(facts, is_data);
+  const Referrer* const referrer = others.largest == nullptr ? nullptr : facts.referrers.find(*others.largest);
+  if (referrer == nullptr) return {};
+  const LiveBlock& other = *others.largest;
+  if (other.requested_bytes * 5 >= bytes * 4) {
+    const std::string from = is_copy(other.made.op) ? ", which is copied to the GPU as a whole"
+                                                    : ", which " + std::string(other.made.op) + " makes";
+    return fmt::format(", beside {} of {}{}{}{}", referrer->variable, with_unit(other.requested_bytes),
+                       comma_shape(other), other.made.op.empty() ? "" : from,
+                       other.made.op.empty() ? "" : at(other.made));
+  }
+  const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
+  if (times < kManyTimes) return {};
+  return fmt::format(", {} times as large as {}{}", times, referrer->variable, comma_shape(other));
+}
+
+bool is_of_attention(const Where& where) {
+  const auto names = [](std::string_view name) {
+    return name.find("attn") != name.npos || name.find("ttention") != name.npos ||
+           name.find("cache_utils") != name.npos;
+  };
+  return names(where.module) || names(where.inner_source);
 }
 
 }  // namespace oomdiag

@@ -146,6 +146,9 @@ bool joins(const Where& where);
 /// ", [64, 32] float32", or empty where the shape is not known.
 std::string comma_shape(const LiveBlock& block);
 
+/// Whether a module or a file that is named after attention, or the cache of one, made it.
+bool is_of_attention(const Where& where);
+
 /// Whether it takes rows, some of them several times.
 bool gathers(const Where& where);
 
@@ -167,10 +170,20 @@ std::string for_each_item(std::string_view name, const std::function<std::string
 /// The same of an assignment; of items of a list themselves, "nets[*]", the list gets new ones.
 std::string assign_each(std::string_view name, const std::function<std::string(const std::string& item)>& value);
 
+/// The line to write where a hook of a module keeps tensors, by the name that a referrer gives to them; else empty.
+std::string line_for_hook(std::string_view referrer);
+
 /// The line to write where the program keeps tensors, by the name that a referrer gives to them.
 std::string line_for_kept(std::string_view referrer, bool of_weights);
 
+/// The same, and what else may be written.
+std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weights);
+
 /// Whether an op copies its input as it is, perhaps into another type or from the host.
 bool is_copy(std::string_view op);
+
+/// ", beside variable 'x' in f (train.py:3) of 2.00 GiB, …": the largest tensor that was there before, where a variable has it and it tells
+/// something about one of `bytes`: it is as large, or that is many times as large. Else empty.
+std::string beside_largest(const ReasonFacts& facts, int64_t bytes);
 
 }  // namespace oomdiag

@@ -47,6 +47,12 @@ Found find_pairs_of_data(const ReasonFacts& facts);
 Found find_intermediate_of_product(const ReasonFacts& facts);
 /// The same of several operands, where their order makes it so.
 Found find_intermediates_of_einsum(const ReasonFacts& facts);
+/// Without a graph: results of all layers of a list, where one is needed.
+Found find_results_of_each_layer(const ReasonFacts& facts);
+/// A key-value cache of which there are two: the one before, and what torch.cat() makes of it.
+Found find_cache_made_anew(const ReasonFacts& facts);
+/// A graph of ops that no module called, in a program that never runs backward.
+Found find_graph_without_layers(const ReasonFacts& facts);
 Found find_one_hot(const ReasonFacts& facts);
 Found find_logits(const ReasonFacts& facts);
 Found find_embedding_gradients(const ReasonFacts& facts);
@@ -65,6 +71,8 @@ Found find_replaced_variables(const ReasonFacts& facts);
 /// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
 Found find_few_kept_tensors(const ReasonFacts& facts);
 /// Several dense matrices of n × n, side by side.
+/// Scores, masks or biases of attention of so many positions that they fill the memory.
+Found find_long_attention(const ReasonFacts& facts);
 Found find_square_matrices(const ReasonFacts& facts);
 /// A gradient of a weight for each sample of a batch.
 Found find_gradients_of_samples(const ReasonFacts& facts);

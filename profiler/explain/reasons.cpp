@@ -254,6 +254,10 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string kept_by = holder.empty() ? "" : ", kept by " + holder;
   std::vector<std::string> how = lines_for_loop(place, holder);
   if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
+  if (by_mode && trains(f)) {
+    how = {fmt::format("with torch.no_grad():  # around the part of {} that evaluates", place),
+           "total += loss.item()  # what is added up in it, without its graph"};
+  }
   if (evaluation != calls.end()) {
     how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
   }
@@ -398,14 +402,6 @@ Found state_is_not_detached(const ReasonFacts& f) {
   return {};
 }
 
-bool is_of_attention(const Where& where) {
-  const auto names = [](std::string_view name) {
-    return name.find("attn") != name.npos || name.find("ttention") != name.npos ||
-           name.find("cache_utils") != name.npos;
-  };
-  return names(where.module) || names(where.inner_source);
-}
-
 /// Of what each step makes larger: results that nobody reads before the end, or a memory that the next step works on.
 std::vector<std::string> lines_for_buffer(const std::string& variable) {
   std::vector<std::string> lines{std::string(find_fix("results_to_host")->lines)};
@@ -433,6 +429,11 @@ Reason grows_with_its_data(const ReasonFacts& f, const Growth& growth) {
                               name)}};
 }
 
+/// Whether it is small beside what a step requests that works on far more than those before: of a longer prompt, say.
+bool of_larger_step(const ReasonFacts& f, int64_t grown_bytes) {
+  return grown_bytes < requested_bytes(f) && find_larger_step(f).has_value();
+}
+
 Found buffer_grows(const ReasonFacts& f, bool of_attention) {
   constexpr int64_t kWorthMentioning = 20;  // a part of what grows
   constexpr double kLeastPart = 0.01;       // of what is allocated: words of a sentence are no buffer
@@ -440,6 +441,7 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
   for (const Growth& growth : f.growths) {
     if (growth.kind != GrowthKind::growing_buffer || growth.bytes_per_step * kWorthMentioning < all) continue;
     if (failure(f) != nullptr && !is_large(f, growth.grown_bytes, kLeastPart)) continue;
+    if (failure(f) != nullptr && of_larger_step(f, growth.grown_bytes)) continue;
     if (of_attention && (growth.held.op != "aten::cat" || !is_of_attention(growth.held))) continue;
     const std::string line = short_place(growth.held);
     const bool is_of_layer = !growth.held.module.empty() && !joins(growth.held) && !growth.is_collected();
@@ -563,6 +565,7 @@ constexpr ReasonRow kReasons[] = {
     {"small_view", find_small_views, true},
     {"joined_results", find_joined_results},
     {"growing_buffer", find_concatenated_results},
+    {"copied_cache", find_cache_made_anew},
     {"kept_tensors", find_kept_tensors, true},
     {"second_derivatives", find_second_derivatives},
     {"retained_graph", find_retained_graph},
@@ -619,6 +622,7 @@ constexpr ReasonRow kReasons[] = {
     {"growing_steps", find_growing_steps, false, true, true},
     {"unrolled_sequence", unrolls_sequence},
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
+    {"evaluation_keeps_graphs", find_graph_without_layers},
     {"graph_without_use", find_graph_without_use},
     {"several_forward_passes", keeps_several_passes},
     {"several_forward_passes", keeps_graphs_of_loop},
@@ -632,8 +636,10 @@ constexpr ReasonRow kReasons[] = {
     {"large_images", find_large_images, false, true},
     {"large_images", find_full_resolution, false, true},
     {"model_states", find_model_states, false, true},
+    {"long_attention", find_long_attention, false, true},
     {"square_matrices", find_square_matrices, false, true},
     {"elementwise_copies", find_elementwise_copies, false, true},
+    {"results_of_each_layer", find_results_of_each_layer, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
     {"larger_step", find_larger_step, false, true, true},
     {"large_result", find_large_result, false, true},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -43,6 +44,9 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
     return {
         "out = torch.empty(rows, width)  # filled part by part: a list and what cat() makes of it are there at once",
         "parts.append(part.cpu())  # or on the host"};
+  if (any_op(where, {"aten::roll", "aten::flip"}))
+    return {"x[:, 0] = x[:, 1]; x[:, 1] = y  # shifted in place: roll() and flip() make a second one as large",
+            kInParts};
   if (any_op(where, {"aten::softmax", "aten::_softmax", "aten::log_softmax", "aten::_log_softmax", "aten::sigmoid"}))
     return {"labels = scores.argmax(1)  # needs no softmax before it; else part by part: x.split(16)"};
   if (any_op(where, {"aten::einsum", "aten::matmul", "aten::bmm", "aten::mm"}))
@@ -54,25 +58,6 @@ std::vector<std::string> lines_for_large_result(const Where& where) {
         "x = torch.zeros(…)  # of fewer or smaller dimensions, as only the diagonal; in half precision, or on the "
         "host"};
   return {kInParts};
-}
-
-/// The largest tensor that was there before, where a variable has it and it tells something about one of `bytes`: it is as large, or
-/// that is many times as large.
-std::string beside(const ReasonFacts& facts, const Share& others, int64_t bytes) {
-  constexpr int64_t kManyTimes = 4;
-  const Referrer* const referrer = others.largest == nullptr ? nullptr : facts.referrers.find(*others.largest);
-  if (referrer == nullptr) return {};
-  const LiveBlock& other = *others.largest;
-  if (other.requested_bytes * 5 >= bytes * 4) {
-    const std::string from = is_copy(other.made.op) ? ", which is copied to the GPU as a whole"
-                                                    : ", which " + std::string(other.made.op) + " makes";
-    return fmt::format(", beside {} of {}{}{}{}", referrer->variable, with_unit(other.requested_bytes),
-                       comma_shape(other), other.made.op.empty() ? "" : from,
-                       other.made.op.empty() ? "" : at(other.made));
-  }
-  const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
-  if (times < kManyTimes) return {};
-  return fmt::format(", {} times as large as {}{}", times, referrer->variable, comma_shape(other));
 }
 
 }  // namespace
@@ -158,13 +143,12 @@ Found find_large_result(const ReasonFacts& facts) {
   const Where& where = failed->where;
   const bool is_of_layer = !where.module.empty() || !where.node.empty() || where.op.empty() || is_copy(where.op);
   if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
-  const Share others = sum_blocks(facts, is_data);
   const int64_t parameters = sum_category(facts, Category::parameter).bytes;
   const bool is_of_model = std::abs(failed->requested_bytes - parameters) * 20 < parameters;
   return Reason{.id = {},
                 .text = fmt::format("one tensor of {}{}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
                                     is_of_model ? ", as much as all parameters take" : "", where.op, at(where),
-                                    beside(facts, others, failed->requested_bytes)),
+                                    beside_largest(facts, failed->requested_bytes)),
                 .bytes = failed->requested_bytes,
                 .fix = "smaller_result",
                 .how = lines_for_large_result(where)};
@@ -237,18 +221,24 @@ Found find_dense_matrix(const ReasonFacts& facts) {
                 .fix = "stay_sparse"};
 }
 
-// Matrices that are full of zeros or of one value for each pair: an adjacency, a Laplacian, a mask, a kernel.
-Found find_square_matrices(const ReasonFacts& facts) {
-  constexpr int64_t kManyRows = 1000;
+namespace {
+
+/// Tensors of n × n that are there at once, the requested one among them.
+struct SquareMatrices {
+  int64_t rows = 0, count = 0, bytes = 0;
+  const LiveBlock* largest = nullptr;  ///< of those whose shape is known
+};
+
+/// Those that fill half of the memory; nothing where they do not.
+std::optional<SquareMatrices> find_squares(const ReasonFacts& facts) {
+  constexpr int64_t kLeastRows = 1000;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer || makes_layer(failed->where)) return {};
-  if (contains(failed->where.module, "att") && any_op(failed->where, {"aten::matmul", "aten::bmm", "aten::softmax"}))
-    return {};  // its scores, and not the mask beside them
-  int64_t rows = 0;
+  SquareMatrices found;
   const Share named = sum_blocks(facts, [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
-    const bool is_square = is_data(block) && shape.size() == 2 && shape[0] == shape[1] && shape[0] >= kManyRows;
-    if (is_square) rows = std::max(rows, shape[0]);
+    const bool is_square = is_data(block) && shape.size() == 2 && shape[0] == shape[1] && shape[0] >= kLeastRows;
+    if (is_square) found.rows = std::max(found.rows, shape[0]);
     return is_square && !makes_layer(block.made);
   });
   if (named.largest == nullptr) return {};
@@ -256,16 +246,37 @@ Found find_square_matrices(const ReasonFacts& facts) {
     return is_data(block) && is_of_as_many(block.requested_bytes, named.largest->requested_bytes);
   });
   const bool asks = is_of_as_many(failed->requested_bytes, named.largest->requested_bytes);
-  const int64_t bytes = all.bytes + (asks ? failed->requested_bytes : 0);
-  const int64_t count = all.count + (asks ? 1 : 0);
-  if (count < 2 || !is_large(facts, bytes, 0.5)) return {};
-  const Referrer* const referrer = facts.referrers.find(*named.largest);
+  found.bytes = all.bytes + (asks ? failed->requested_bytes : 0);
+  found.count = all.count + (asks ? 1 : 0);
+  found.largest = named.largest;
+  if (found.count < 2 || !is_large(facts, found.bytes, 0.5)) return {};
+  return found;
+}
+
+}  // namespace
+
+// Matrices that are full of zeros or of one value for each pair: an adjacency, a Laplacian, a mask, a kernel.
+Found find_square_matrices(const ReasonFacts& facts) {
+  const std::optional<SquareMatrices> found = find_squares(facts);
+  if (!found || is_of_attention(failed_in(facts))) return {};
+  const Referrer* const referrer = facts.referrers.find(*found->largest);
   return Reason{.id = {},
-                .text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", count, rows,
-                                    at(failed->where), with_unit(bytes),
+                .text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", found->count, found->rows,
+                                    at(failed_in(facts)), with_unit(found->bytes),
                                     referrer == nullptr ? "" : fmt::format(", one of them {}", referrer->variable)),
-                .bytes = bytes - bytes / count,
+                .bytes = found->bytes - found->bytes / found->count,
                 .fix = "fewer_matrices"};
+}
+
+Found find_long_attention(const ReasonFacts& facts) {
+  const std::optional<SquareMatrices> found = find_squares(facts);
+  if (!found || !is_of_attention(failed_in(facts))) return {};
+  return Reason{.id = {},
+                .text = fmt::format("attention over a length of {}: {} tensors of length × length, as scores, masks or "
+                                    "biases of positions{}: {}",
+                                    found->rows, found->count, at(failed_in(facts)), with_unit(found->bytes)),
+                .bytes = found->bytes / 4 * 3,
+                .fix = "shorter_sequences"};
 }
 
 // As opacus and vmap() make them: for each sample a gradient as large as the weight.

@@ -427,6 +427,16 @@ std::string find_single_sample(const ReasonFacts& facts) {
   return sizes.size() == 3 && sizes.front() == 1 && sizes.back() > 8 * sizes[1] ? shape : "";
 }
 
+/// Whether the largest tensor is a table of many rows, as of states, points or pairs.
+bool has_many_rows(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 4096;
+  const Share largest =
+      sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.shape.empty(); });
+  const std::vector<int64_t> sizes =
+      largest.largest == nullptr ? std::vector<int64_t>() : parse_shape(largest.largest->shape);
+  return sizes.size() == 2 && sizes.front() >= kMany;
+}
+
 }  // namespace
 
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
@@ -434,7 +444,7 @@ Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "checkpoint")) return {};
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
-  const std::optional<bool> graph = builds_graph(facts);
+  const std::optional<bool> graph = failed->no_grad ? false : builds_graph(facts);
   const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
   if (graph.value_or(has_trained) && !only_infers) return {};
   const Share saved = sum_category(facts, Category::activation);
@@ -445,7 +455,9 @@ Found find_large_batch(const ReasonFacts& facts) {
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   const std::string one = find_single_sample(facts);
   std::vector<std::string> lines{
-      "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
+      has_many_rows(facts)
+          ? "y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once"
+          : "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
   if (!one.empty())
     lines = {
         "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "

@@ -270,6 +270,7 @@ struct OutOfMemory {
   std::string_view requested_shape{};  ///< of the gradient that the node was making, or empty
   Where requested_gradient_of{};       ///< the forward op whose output's gradient it was
   std::string_view stack{};            ///< calls that led to the line of `where`, one per line of text, innermost first
+  bool no_grad = false;                ///< its op, of no node, ran without gradients; false where that is not known
   bool modules_evaluate = false;       ///< modules ran, all of them in evaluation mode
   bool asks_for_checkpoints = false;   ///< an attribute of a module that ran says that activations are checkpointed
   std::string_view first_stack{};      ///< calls by which the line of `where` was first reached, or empty

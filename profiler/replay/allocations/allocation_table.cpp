@@ -2,6 +2,8 @@
 
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace oomdiag {
 namespace {
@@ -14,7 +16,7 @@ void prefetch(const Allocation* row) {
 
 }  // namespace
 
-// The row is made where it lies, and nothing of it is read before: it may be far away. One that is not used owns nothing.
+// The row is made where it lies. Only the room of its nodes is kept, which most rows need again.
 uint32_t AllocationTable::add(uint8_t device) {
   auto id = static_cast<uint32_t>(allocations_.size());
   if (unused_.empty()) {
@@ -22,8 +24,10 @@ uint32_t AllocationTable::add(uint8_t device) {
   } else {
     id = unused_.back();
     unused_.pop_back();
-    if (!unused_.empty()) prefetch(&allocations_[unused_.back()]);
-    std::construct_at(&allocations_[id]);
+    constexpr size_t kAhead = 4;
+    if (unused_.size() >= kAhead) prefetch(&allocations_[unused_[unused_.size() - kAhead]]);
+    std::vector<SavingNode> room = std::move(allocations_[id].saving_nodes);
+    std::construct_at(&allocations_[id])->saving_nodes = std::move(room);
   }
   Allocation& allocation = allocations_[id];
   allocation.number = next_number_++;
@@ -60,7 +64,7 @@ std::vector<uint32_t> AllocationTable::living(uint8_t device, uint32_t end) cons
 }
 
 void AllocationTable::retire(uint32_t id) {
-  allocations_[id].saving_nodes = std::vector<SavingNode>();  // `{}` would keep its room
+  allocations_[id].saving_nodes.clear();
   unused_.push_back(id);
 }
 

@@ -24,8 +24,8 @@ struct SavingNode {
 };
 
 /// A block from its alloc to its free, and all that events say of it. Facts recorded for an earlier block at this address do
-/// not apply. Times are indices of events.
-struct Allocation {
+/// not apply. Times are indices of events. It begins a line of the processor's cache, and fills three.
+struct alignas(64) Allocation {
   Event maker{};                            ///< its alloc event; empty where that is not known
   uint32_t event = Block::kNone;            ///< index of the maker, with Block::kInitial in the trace's `initial`
   uint32_t number = 0;                      ///< counts the allocations of all devices

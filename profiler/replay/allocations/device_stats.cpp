@@ -50,6 +50,8 @@ void DeviceStats::note_oom(const Event& event, const Phases& phases, const NodeT
   oom.step = phases.step();
   oom.phase = phases.phase_of(event);
   oom.where = locate(trace_, nodes, event);
+  const bool is_of_forward = event.call_id != 0 && !in_node(event) && !trace_.process.snapshot;
+  oom.no_grad = is_of_forward && (trace_.context(event.context).flags & kGradMode) == 0;
   oom.requested_bytes = sane_bytes(event.bytes);
   oom.pool = pool_of(event.flags);
   oom.allocated_bytes = blocks_.allocated_bytes();

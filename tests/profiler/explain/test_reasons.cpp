@@ -2420,7 +2420,7 @@ TEST_CASE("a matrix of distances that lives is all pairs, whatever is made of it
   device.failure->requested_bytes = 100_MiB;
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->text == "all pairs at once at knn.py:8: the result is rows × rows");
+  CHECK(reason->text == "all pairs at once at knn.py:8: a result of 100.00 MiB");
   device.state.blocks.front().made.op = "aten::mul";
   CHECK(reason_of(device) != "all_pairs");
 }
@@ -2452,6 +2452,108 @@ TEST_CASE("tensors of each atom with each other one are all pairs, images and sc
   CHECK(reason_of(with("[2, 300, 300, 16] float32")) == "all_pairs");
   CHECK(reason_of(with("[8, 16, 300, 300] float32")) != "all_pairs");
   CHECK(reason_of(with("[100, 100, 500] float32")) != "all_pairs");
+}
+
+TEST_CASE("results of each layer that stay without a graph are named with what keeps them", "[explain][reasons]") {
+  std::vector<LiveBlock> results;
+  for (const std::string_view module : {"layers.0", "layers.1", "layers.2", "layers.3"}) {
+    results.push_back({.bytes = 20_MiB,
+                       .category = Category::output,
+                       .phase = Phase::forward,
+                       .step = 5,
+                       .made = {.op = "aten::add", .module = module, .source = "net.py:7"},
+                       .shape = "[16, 512, 384] float32"});
+  }
+  DeviceHistory device = at_oom(results);
+  device.failure->where = {.op = "aten::mul", .module = "layers.4", .source = "net.py:6"};
+  device.failure->no_grad = true;
+  device.referrers = {{.variable = "tuple 'hidden_states' in forward (net.py:20)", .made = results.front().made}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "results_of_each_layer");
+  CHECK(reason->text ==
+        "a result of each of 4 layers is kept: 80.00 MiB of 'layers.*' at net.py:7, [16, 512, 384] float32");
+  device.failure->where.module = "head";
+  CHECK(reason_of(device) != "results_of_each_layer");
+  device.failure->where.module = "layers.4";
+  device.failure->no_grad = false;  // a graph may need them
+  CHECK(reason_of(device) != "results_of_each_layer");
+}
+
+TEST_CASE("a cache that is joined anew is there twice", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks;
+  for (const uint32_t step : {4U, 5U}) {
+    for (int layer = 0; layer < 4; ++layer) {
+      blocks.push_back({.bytes = 16_MiB,
+                        .category = Category::output,
+                        .phase = Phase::forward,
+                        .step = step,
+                        .made = {.op = "aten::cat", .module = "h.1", .source = "cache.py:9"}});
+    }
+  }
+  DeviceHistory device = at_oom(blocks);
+  device.failure->where = {.op = "aten::cat", .module = "h.5", .source = "cache.py:9"};
+  device.failure->no_grad = true;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "copied_cache");
+  CHECK(reason->text ==
+        "aten::cat at cache.py:9 makes a cache anew while that of the step before is still there: 64.00 MiB of it, and "
+        "64.00 MiB of the new one so far");
+  device.failure->where.source = "cache.py:10";
+  CHECK(reason_of(device) != "copied_cache");
+}
+
+TEST_CASE("a loop in a graph of a program without an optimizer learns nothing", "[explain][reasons]") {
+  DeviceHistory device = at_oom({{.bytes = 100_MiB, .category = Category::output}});
+  device.attribution.backward_bytes = 0;
+  device.failure->where = {.op = "aten::linear", .source = "wave.py:9"};
+  const StepAllocation result = graph_block("", 4_MiB);
+  device.step_allocations = {.step = 5, .blocks = std::vector<StepAllocation>(16, result)};
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.step_allocations.blocks.pop_back();
+  CHECK(reason_of(device).empty());
+  device.step_allocations.blocks.resize(16, result);
+  device.failure->no_grad = true;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("square tensors in attention are its length, elsewhere matrices", "[explain][reasons]") {
+  const LiveBlock mask{
+      .bytes = 60_MiB, .requested_bytes = 60_MiB, .category = Category::input, .shape = "[3604, 3604] float32"};
+  DeviceHistory device = at_oom({mask});
+  device.failure->where = {.op = "aten::contiguous", .module = "encoder.0.SelfAttention", .source = "t.py:4"};
+  device.failure->requested_bytes = 60_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "long_attention");
+  CHECK(reason->text ==
+        "attention over a length of 3604: 2 tensors of length × length, as scores, masks or biases of positions at "
+        "t.py:4: 120.00 MiB");
+  device.failure->where.module = "graph";
+  CHECK(reason_of(device) == "square_matrices");
+}
+
+TEST_CASE("lines for what is kept are those of its holder: a hook, a metric, a cache of training",
+          "[explain][reasons]") {
+  CHECK(line_for_kept("attribute 'model.layer4._forward_hooks[*][*].out' in f (a.py:1)", false)
+            .starts_with("handle = module.register_forward_hook(hook)"));
+  CHECK(lines_for_kept("list 'metric.preds' in fit (a.py:1)", false) ==
+        std::vector<std::string>{
+            "metric.preds.append(x.detach().cpu())  # of a scalar: x.item()",
+            "metric.preds.clear()  # once they have been read: an object that collects, as a metric: metric.reset()"});
+  CHECK(lines_for_kept("list 'history' in train.py", false).size() == 1);
+}
+
+TEST_CASE("a forward pass without gradients in a step of training has its own batch", "[explain][reasons]") {
+  const LiveBlock result{
+      .bytes = 60_MiB, .category = Category::output, .made = {.op = "aten::linear", .module = "members.1"}};
+  DeviceHistory device = at_oom({result});
+  device.failure->where = {.op = "aten::add", .module = "members.1", .source = "a.py:4"};
+  device.step_allocations.blocks = {graph_block("policy", 1_MiB)};
+  CHECK(reason_of(device) != "batch_without_gradients");
+  device.failure->no_grad = true;
+  CHECK(reason_of(device) == "batch_without_gradients");
 }
 
 }  // namespace oomdiag
