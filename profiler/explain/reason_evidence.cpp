@@ -353,4 +353,6 @@ bool is_of_attention(const Where& where) {
   return names(where.module) || names(where.inner_source);
 }
 
+bool is_recurrent(const Where& where) { return contains_one_of(where.op, {"lstm", "gru", "rnn"}); }
+
 }  // namespace oomdiag

@@ -149,6 +149,9 @@ std::string comma_shape(const LiveBlock& block);
 /// Whether a module or a file that is named after attention, or the cache of one, made it.
 bool is_of_attention(const Where& where);
 
+/// Whether it is an op of a recurrent layer, or of one cell of it.
+bool is_recurrent(const Where& where);
+
 /// Whether it takes rows, some of them several times.
 bool gathers(const Where& where);
 

@@ -11,6 +11,27 @@ using Found = std::optional<Reason>;
 /// Tensors of each of a set with each other one fill the memory.
 Found find_tensors_of_pairs(const ReasonFacts& facts);
 
+/// Forward passes of an evaluation that build graphs.
+Found find_graphs_in_evaluation(const ReasonFacts& facts);
+/// The same of a program that has never run backward.
+Found find_graphs_without_backward(const ReasonFacts& facts);
+/// Forward passes of a training step before its one backward.
+Found find_several_passes(const ReasonFacts& facts);
+/// The same of a loop whose turns no module tells apart.
+Found find_graphs_of_loop(const ReasonFacts& facts);
+/// A loop within one forward pass, as of a cell over a long sequence.
+Found find_unrolled_sequence(const ReasonFacts& facts);
+/// A recurrent state that the next step goes on with, graph and all.
+Found find_attached_state(const ReasonFacts& facts);
+Found find_key_value_cache(const ReasonFacts& facts);
+/// Results that are concatenated, or data that gets larger with each step.
+Found find_growing_buffer(const ReasonFacts& facts);
+Found find_full_matrices(const ReasonFacts& facts);
+Found find_float64(const ReasonFacts& facts);
+/// Enough is free, in pieces.
+Found find_fragmentation(const ReasonFacts& facts);
+/// The program's own limit ended it.
+Found find_own_limit(const ReasonFacts& facts);
 Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
 /// Tensors in graphs that modules have as attributes, and that the next call goes on with.
@@ -70,9 +91,9 @@ Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_replaced_variables(const ReasonFacts& facts);
 /// Tensors of earlier steps that attributes or containers of the program keep, where memory ran out after too few steps to call it growth.
 Found find_few_kept_tensors(const ReasonFacts& facts);
-/// Several dense matrices of n × n, side by side.
 /// Scores, masks or biases of attention of so many positions that they fill the memory.
 Found find_long_attention(const ReasonFacts& facts);
+/// Several dense matrices of n × n, side by side.
 Found find_square_matrices(const ReasonFacts& facts);
 /// A gradient of a weight for each sample of a batch.
 Found find_gradients_of_samples(const ReasonFacts& facts);

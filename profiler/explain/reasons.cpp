@@ -1,31 +1,11 @@
 #include "profiler/explain/reasons.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <map>
-#include <set>
-#include <tuple>
 
-#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
 #include "profiler/explain/common_referrers.h"
-#include "profiler/explain/evaluation.h"
-#include "profiler/explain/fix_rules.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
-#include "profiler/explain/variable_counts.h"
-#include "profiler/explain/what_if.h"
-#include "profiler/fold_indices.h"
-#include "profiler/one_of.h"
 #include "profiler/replay/history.h"
-#include "profiler/trace/referrer_words.h"
-#include "profiler/trace/stack_call.h"
 
 // The second level of a cause: which habit of a program is behind the bytes. Each row of kReasons asks one question of the
 // recorded facts; the first that holds is the reason. A row that only may be true is not said.
@@ -33,509 +13,11 @@
 namespace oomdiag {
 namespace {
 
-constexpr double kWorthNaming = 0.2;  ///< of what the device would have held
-
-/// The graphs that forward passes of the failing step built and no backward pass has freed.
-struct KeptPasses {
-  int64_t bytes = 0;
-  int64_t count = 0;  ///< of equal tensors that one op of one module made: the forward passes
-  Where most{};       ///< who made them
-  int64_t turns = 0;  ///< the same, where one forward pass may make several: turns of a loop within it
-
-  void add(const Where& made, int64_t block_bytes) {
-    bytes += block_bytes;
-    if (made.module.empty()) return;
-    const int64_t equal = ++counts_[{made.module, made.op, made.source, block_bytes}];
-    if (equal <= count) return;
-    count = equal;
-    most = made;
-  }
-
-  /// Of several ops, so that a graph keeps them.
-  bool has_layers() const { return counts_.size() >= 3; }
-
- private:
-  std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, int64_t> counts_;
-};
-
-/// How often the step came to the op that its graph begins with: at most so many forward passes. A layer that is used several
-/// times in one pass makes as many equal tensors.
-int64_t count_beginnings(const StepAllocations& step) {
-  const auto is_of_pass = [](const StepAllocation& block) {
-    return is_of_forward_graph(block) && !block.made.module.empty();
-  };
-  const auto first = std::ranges::find_if(step.blocks, is_of_pass);
-  if (first == step.blocks.end()) return std::numeric_limits<int64_t>::max();
-  return std::ranges::count_if(step.blocks, [&](const StepAllocation& block) {
-    return is_of_pass(block) && block.made.module == first->made.module && block.made.op == first->made.op;
-  });
-}
-
-/// How many modules of one name there are: of layers that no module around them calls, as many as layers.
-int64_t count_namesakes(const MemoryState& state) {
-  std::map<std::pair<std::string_view, std::string_view>, int64_t> counts;
-  int64_t most = 1;
-  for (const LiveBlock& block : state.blocks) {
-    if (block.category != Category::parameter || block.name.empty() || block.name.find('.') != block.name.npos)
-      continue;
-    most = std::max(most, ++counts[{block.name, block.shape}]);
-  }
-  return most;
-}
-
-// What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
-KeptPasses count_passes(const ReasonFacts& f) {
-  KeptPasses saved, in_graph;
-  for (const LiveBlock& block : f.device.state.blocks) {
-    const bool is_saved =
-        block.category == Category::activation && block.phase == Phase::forward && !block.pending_free;
-    if (is_saved && block.step == f.device.failure->step) saved.add(block.made, block.bytes);
-  }
-  for (const StepAllocation& block : f.device.step_allocations.blocks) {
-    const bool lives = block.died == StepAllocation::kNever;
-    if (lives && is_of_forward_graph(block)) in_graph.add(block.made, block.bytes);
-  }
-  KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
-  const int64_t layers = count_namesakes(f.device.state);
-  kept.turns = (kept.count + layers - 1) / layers;
-  kept.count = std::min(kept.turns, count_beginnings(f.device.step_allocations));
-  return kept;
-}
-
-/// What is left of the forward passes of earlier steps, where no backward has ever run: each step is a call of the model then.
-KeptPasses count_earlier_passes(const ReasonFacts& f) {
-  KeptPasses kept;
-  if (f.device.attribution.backward_bytes > 0 || !builds_graph(f).value_or(false)) return kept;
-  for (const LiveBlock& block : f.device.state.blocks) {
-    const bool is_earlier = block.step > 0 && block.step < f.device.failure->step;
-    if (is_earlier && block.phase == Phase::forward && is_data(block)) kept.add(block.made, block.bytes);
-  }
-  return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
-}
-
-bool is_of_package(const StackCall& call) { return contains(call.place, "site-packages"); }
-
-/// "train(), train.py:40"; of what is no function the line alone.
-std::string name_call(const StackCall& call) {
-  if (call.function.starts_with('<')) return std::string(call.short_place());
-  return fmt::format("{}(), {}", call.function, call.short_place());
-}
-
-/// The call of the failing stack that is named as those of evaluations are, or the end.
-auto find_evaluation(const std::vector<StackCall>& calls) {
-  return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
-}
-
-/// The innermost call of the failing stack by a function that had not led to its line when that was first reached, or the end: another
-/// part of the program runs the same model.
-auto find_other_caller(const std::vector<StackCall>& calls, std::string_view first_stack) {
-  const std::vector<StackCall> first = parse_stack(first_stack);
-  return std::ranges::find_if(calls, [&](const StackCall& one) {
-    const bool is_named = !one.function.empty() && !first.empty() && !is_of_package(one);
-    return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
-  });
-}
-
-/// Who calls the outermost module that runs; where none does, the line that failed.
-std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed) {
-  const auto is_of_torch = [](const StackCall& one) { return one.function == "_call_impl"; };
-  const auto outermost = std::find_if(calls.rbegin(), calls.rend(), is_of_torch).base();
-  const auto caller = std::find_if_not(outermost, calls.end(), is_of_package);
-  return outermost == calls.begin() || caller == calls.end() ? short_place(failed) : name_call(*caller);
-}
-
-/// How many forward passes the step before the failing one had, which ended with backward; 0 where none is known.
-int64_t count_passes_before(const ReasonFacts& f) {
-  const int64_t passes = count_beginnings(f.device.complete);
-  return passes == std::numeric_limits<int64_t>::max() ? 0 : passes;
-}
-
-/// The variable that leads to most nodes of autograd, as a list or a sum of losses; or empty.
-std::string find_holder_of_graphs(const ReasonFacts& f) {
-  VariableCounts nodes, of_containers;
-  int64_t all = 0;
-  for (const Referrer& one : f.device.referrers) {
-    if (one.nodes == 0) continue;
-    nodes.add(one.variable, one.nodes);
-    if (is_container(fold_subscripts(one.variable))) of_containers.add(one.variable, one.nodes);
-    all += one.nodes;
-  }
-  if (all < kSeveralNodes) return {};
-  return std::string(nodes.count_of_most() * 2 > all ? nodes.most() : of_containers.most());
-}
-
-/// Where nothing shows whether a loop evaluates.
-std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder) {
-  std::vector<std::string> lines{
-      fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
-      "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
-  const std::string_view name = variable_name(holder);
-  if (is_appended_to(holder)) {
-    lines.push_back(fmt::format("{}.append(x.detach())  # or x.item(): what is kept, without its graph", name));
-  } else if (!name.empty() && !is_container(holder)) {
-    lines.push_back(fmt::format("{0} = {0}.detach()  # or .item(): the number, without its graph", name));
-  }
-  return lines;
-}
-
-/// Whether so much of graphs lives that it is no step of training: those free theirs.
-bool keeps_more_than_training(const ReasonFacts& f, int64_t graph_bytes) {
-  constexpr double kMore = 1.3;
-  Allocations graph;
-  std::ranges::copy_if(f.device.complete.blocks, std::back_inserter(graph), is_of_forward_graph);
-  const auto of_training = static_cast<double>(graph.empty() ? 0 : find_peak(graph));
-  return f.device.attribution.backward_bytes > 0 && of_training > 0 &&
-         static_cast<double>(graph_bytes) > kMore * of_training;
-}
-
-/// Whether a function that is no evaluation adds up losses, one for each call of the evaluation that it leads to: it trains by a function
-/// called predict(), say.
-bool is_sum_of_losses(const ReasonFacts& f, const std::vector<StackCall>& calls, std::string_view holder) {
-  const auto found = std::ranges::find(f.device.referrers, holder, &Referrer::variable);
-  const std::string_view function = function_of(holder);
-  const bool is_caller =
-      std::ranges::any_of(calls, [&](const StackCall& one) { return !function.empty() && one.function == function; });
-  return f.device.attribution.backward_bytes == 0 && found != f.device.referrers.end() && found->is_scalar() &&
-         !is_container(holder) && is_caller && !is_evaluation(function);
-}
-
-/// How often the step before came to this op of this module.
-int64_t count_turns_before(const ReasonFacts& f, const Where& made) {
-  return std::ranges::count_if(f.device.complete.blocks, [&](const StepAllocation& block) {
-    return is_of_forward_graph(block) && block.made.module == made.module && block.made.op == made.op;
-  });
-}
-
-/// Whether a loop turns by far more often than in a step of training: it is another part of the program that calls the same layers.
-bool turns_more_than_training(const ReasonFacts& f, const KeptPasses& kept) {
-  constexpr int64_t kFarMore = 4;
-  const int64_t before = count_turns_before(f, kept.most);
-  return before > 0 && f.device.attribution.backward_bytes > 0 && before * kFarMore < kept.turns;
-}
-
-// In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
-Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
-  constexpr int64_t kFewestPasses = 3, kUsualPasses = 4;
-  const OutOfMemory& failure = *f.device.failure;
-  if (failure.phase != Phase::forward && failure.phase != Phase::other) return {};
-  KeptPasses kept = count_passes(f);
-  const KeptPasses earlier = count_earlier_passes(f);
-  kept.bytes += earlier.bytes;
-  kept.count += std::min<int64_t>(earlier.count, failure.step - 1);
-  const bool turns_more = turns_more_than_training(f, kept);
-  if (turns_more) kept.count = std::max(kept.count, kept.turns);
-  if (!is_large(f, kept.bytes, kWorthNaming)) return {};
-  const std::vector<StackCall> calls = parse_stack(failure.stack);
-  const auto evaluation = find_evaluation(calls);
-  const auto other = find_other_caller(calls, failure.first_stack);
-  const auto call = evaluation != calls.end() ? evaluation : other;
-  // After training, or in a program that never trains, passes in a row are those of an evaluation.
-  const int64_t before = count_passes_before(f);
-  const bool as_before = before >= kUsualPasses || before >= kept.count;
-  const bool has_trained =
-      f.device.attribution.backward_bytes > 0 && (!as_before || turns_more || other != calls.end());
-  const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
-  const bool wants_gradient = wants_gradient_of_data(f);
-  const std::string holder = find_holder_of_graphs(f);
-  if (trains(f) && is_sum_of_losses(f, calls, holder)) return {};
-  const bool by_mode = failure.modules_evaluate && !wants_gradient &&
-                       (!trains(f) || other != calls.end() || keeps_more_than_training(f, kept.bytes));
-  if (wants_gradient && !has_trained) return {};  // a backward pass is to come
-  if (evaluation == calls.end() && !are_several && !by_mode) return {};
-  const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where) : name_call(*call);
-  const bool one = kept.count <= 1;
-  const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
-  const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
-  const std::string_view loop = by_mode ? "a model in evaluation mode keeps" : "a loop keeps";
-  const std::string text =
-      call != calls.end()
-          ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows {} ({})", passes, hold, place)
-          : fmt::format("{} autograd graphs: {} that no backward has followed {} ({})", loop, passes, hold, place);
-  const std::string kept_by = holder.empty() ? "" : ", kept by " + holder;
-  std::vector<std::string> how = lines_for_loop(place, holder);
-  if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
-  if (by_mode && trains(f)) {
-    how = {fmt::format("with torch.no_grad():  # around the part of {} that evaluates", place),
-           "total += loss.item()  # what is added up in it, without its graph"};
-  }
-  if (evaluation != calls.end()) {
-    how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
-  }
-  return Reason{.id = {}, .text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
-}
-
-// Of a program without an optimizer, none of whose passes so far was for a backward pass: nor will this one be.
-Found keeps_graph_that_nothing_uses(const ReasonFacts& f) {
-  constexpr uint32_t kFewestPasses = 2;
-  constexpr double kMostOfAll = 0.4;
-  const OutOfMemory& failure = *f.device.failure;
-  const bool is_pass = failure.phase == Phase::forward || failure.phase == Phase::other;
-  if (!is_pass || trains(f) || f.device.attribution.backward_bytes > 0 || failure.step <= kFewestPasses) return {};
-  if (wants_gradient_of_data(f) || !std::ranges::any_of(f.device.complete.blocks, &StepAllocation::in_graph)) return {};
-  const KeptPasses kept = count_passes(f);
-  if (!kept.has_layers() || !is_large(f, kept.bytes, kMostOfAll)) return {};
-  Found of_several = keeps_graphs_in_evaluation(f);  // the one before, too, and who keeps it
-  if (of_several && of_several->bytes > kept.bytes) return of_several;
-  const std::vector<StackCall> calls = parse_stack(failure.stack);
-  const std::string place = find_caller_of_model(calls, failure.where);
-  return Reason{.id = {},
-                .text = fmt::format(
-                    "evaluation keeps autograd graphs: no backward has followed any of {} forward passes, and this "
-                    "one keeps {} for one ({})",
-                    failure.step - 1, with_unit(kept.bytes), place),
-                .bytes = kept.bytes,
-                .fix = "no_grad_in_evaluation",
-                .how = {fmt::format("with torch.no_grad():  # around the call of the model in {}", place)}};
-}
-
-/// Whether this variable is a tensor that each pass makes of that of the one before: a state, and no list or sum of losses.
-bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
-  const auto found = std::ranges::find(f.device.referrers, variable, &Referrer::variable);
-  return found != f.device.referrers.end() && !found->is_scalar() && !is_container(fold_subscripts(variable));
-}
-
-Found keeps_several_passes(const ReasonFacts& f) {
-  constexpr int64_t kFewestPasses = 4;
-  const OutOfMemory& failure = *f.device.failure;
-  const KeptPasses kept = count_passes(f);
-  const bool learns_data = wants_gradient_of_data(f);
-  if (failure.phase != Phase::forward || (!trains(f) && !learns_data) || kept.count < kFewestPasses ||
-      !is_large(f, kept.bytes, kWorthNaming))
-    return {};
-  const std::string holder = find_holder_of_graphs(f);
-  const bool is_rollout = is_state_of_passes(f, holder);
-  return Reason{.id = {},
-                .text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
-                                    is_rollout ? ", each from what the one before made, " + holder : "",
-                                    with_unit(kept.bytes), short_place(failure.where)),
-                .bytes = kept.bytes,
-                .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass"};
-}
-
-bool is_recurrent(const Where& where) { return contains_one_of(where.op, {"lstm", "gru", "rnn"}); }
-
-// A loop within one forward pass: a cell of a recurrent layer that runs once for each position, or any layers that do. The whole model
-// that runs several times is another matter.
-Found unrolls_sequence(const ReasonFacts& f) {
-  constexpr int64_t kFewestTurns = 16, kTurnsPerPass = 8;
-  const OutOfMemory& failure = *f.device.failure;
-  const KeptPasses kept = count_passes(f);
-  const bool has_cell = std::ranges::any_of(f.device.state.blocks, [](const LiveBlock& block) {
-    return block.category == Category::activation && contains(block.made.op, "_cell") && is_recurrent(block.made);
-  });
-  if (failure.phase == Phase::optimizer || (!has_cell && kept.count * kTurnsPerPass > kept.turns)) return {};
-  const std::vector<StackCall> calls = parse_stack(failure.stack);
-  if (!trains(f) || find_evaluation(calls) != calls.end()) return {};
-  // It trains by another caller, or by far fewer turns.
-  if (find_other_caller(calls, failure.first_stack) != calls.end()) return {};
-  if (turns_more_than_training(f, kept)) return {};
-  if (kept.turns < kFewestTurns || !is_large(f, kept.bytes, kWorthNaming)) return {};
-  std::vector<std::string> how;  // of positions: the row's
-  if (!has_cell && !is_recurrent(kept.most)) {
-    how = {
-        "y = torch.utils.checkpoint.checkpoint(turn, x, use_reentrant=False)  # each turn once more in backward; or "
-        "fewer turns",
-        std::string(find_fix("truncated_backward")->lines)};
-  }
-  return Reason{.id = {},
-                .text = fmt::format(
-                    "{} turns of a loop{} run before backward(): the graphs of all of them hold {} ({})", kept.turns,
-                    how.empty() ? " (positions of a sequence)" : "", with_unit(kept.bytes), short_place(kept.most)),
-                .bytes = kept.bytes,
-                .fix = "truncated_backward",
-                .how = std::move(how)};
-}
-
-// The same outside of modules: parts of a loss, of each of which a list keeps the graph.
-Found keeps_graphs_of_loop(const ReasonFacts& f) {
-  constexpr int64_t kFewestTurns = 4;
-  constexpr size_t kFewestOps = 3;
-  if (f.device.failure->phase == Phase::optimizer || !learns(f)) return {};
-  std::map<std::tuple<std::string_view, std::string_view, int64_t>, Share> equal;
-  for (const LiveBlock& block : f.device.state.blocks) {
-    const bool is_of_loop = block.phase == Phase::forward && block.step == f.device.failure->step && is_data(block) &&
-                            block.made.module.empty() && !block.pending_free;
-    if (is_of_loop) equal[{block.made.op, block.made.source, block.requested_bytes}].add(block);
-  }
-  struct Results {
-    int64_t bytes = 0;
-    size_t ops = 0;
-    const LiveBlock* largest = nullptr;
-  };
-  std::map<int64_t, Results> by_turns;
-  for (const auto& [key, share] : equal) {
-    if (share.count < kFewestTurns) continue;
-    Results& results = by_turns[share.count];
-    results.bytes += share.bytes;
-    ++results.ops;
-    if (results.largest == nullptr || share.largest->bytes > results.largest->bytes) results.largest = share.largest;
-  }
-  const auto most = std::ranges::max_element(by_turns, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == by_turns.end()) return {};
-  const auto& [turns, kept] = *most;
-  if (kept.ops < kFewestOps || !is_large(f, kept.bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
-                                    turns, with_unit(kept.bytes), short_place(kept.largest->made)),
-                .bytes = kept.bytes,
-                .fix = "backward_of_each_pass"};
-}
-
-// --- growth
-
-Found state_is_not_detached(const ReasonFacts& f) {
-  for (const Growth& growth : f.growths) {
-    const auto place =
-        std::ranges::find_if(growth.places, [](const GrowingPlace& one) { return is_recurrent(one.where); });
-    if (place == growth.places.end() || !is_large(f, growth.grown_bytes, kWorthNaming)) continue;
-    if (growth.is_collected()) continue;  // the container keeps it, and not the state of the next step
-    const std::string line = short_place(place->where);
-    return Reason{
-        .id = {},
-        .text = fmt::format("recurrent state is not detached: each step keeps the graph of all before it, {} per "
-                            "step ({})",
-                            with_unit(growth.bytes_per_step), line),
-        .bytes = growth.grown_bytes,
-        .fix = "detach_state",
-        .how = {fmt::format("state = state.detach()  # behind {}; of an LSTM both: (h.detach(), c.detach())", line)}};
-  }
-  return {};
-}
-
-/// Of what each step makes larger: results that nobody reads before the end, or a memory that the next step works on.
-std::vector<std::string> lines_for_buffer(const std::string& variable) {
-  std::vector<std::string> lines{std::string(find_fix("results_to_host")->lines)};
-  const std::string name = as_written(variable_name(variable));
-  if (!name.empty())
-    lines.push_back(fmt::format("{0} = {0}[-limit:]  # if later steps read it: only the last ones", name));
-  return lines;
-}
-
-/// Results of layers that get larger with each step: what they are given does.
-Reason grows_with_its_data(const ReasonFacts& f, const Growth& growth) {
-  const Growth* data = nullptr;
-  for (const Growth& one : f.growths) {
-    const bool is_given = one.kind == GrowthKind::growing_buffer && one.held.module.empty() && !one.referrer.empty();
-    if (is_given && (data == nullptr || one.bytes_per_step > data->bytes_per_step)) data = &one;
-  }
-  const std::string what = data == nullptr ? "" : fmt::format(", as {} gets larger{}", data->referrer, at(data->held));
-  const std::string name = data == nullptr ? "batch" : as_written(variable_name(data->referrer));
-  return {.id = {},
-          .text = fmt::format("layers work on more with each step{}: {} more per step in all ({})", what,
-                              with_unit(sum_per_step(f.growths)), short_place(growth.held)),
-          .bytes = sum_grown(f.growths),
-          .fix = "as_much_as_before",
-          .how = {fmt::format("{0} = {0}[:limit]  # at most so many rows at once; or parts of it, one after the other",
-                              name)}};
-}
-
-/// Whether it is small beside what a step requests that works on far more than those before: of a longer prompt, say.
-bool of_larger_step(const ReasonFacts& f, int64_t grown_bytes) {
-  return grown_bytes < requested_bytes(f) && find_larger_step(f).has_value();
-}
-
-Found buffer_grows(const ReasonFacts& f, bool of_attention) {
-  constexpr int64_t kWorthMentioning = 20;  // a part of what grows
-  constexpr double kLeastPart = 0.01;       // of what is allocated: words of a sentence are no buffer
-  const int64_t all = sum_per_step(f.growths);
-  for (const Growth& growth : f.growths) {
-    if (growth.kind != GrowthKind::growing_buffer || growth.bytes_per_step * kWorthMentioning < all) continue;
-    if (failure(f) != nullptr && !is_large(f, growth.grown_bytes, kLeastPart)) continue;
-    if (failure(f) != nullptr && of_larger_step(f, growth.grown_bytes)) continue;
-    if (of_attention && (growth.held.op != "aten::cat" || !is_of_attention(growth.held))) continue;
-    const std::string line = short_place(growth.held);
-    const bool is_of_layer = !growth.held.module.empty() && !joins(growth.held) && !growth.is_collected();
-    // What is a variable of forward() is no result that somebody keeps.
-    const bool is_kept = !growth.referrer.empty() && !is_variable_of_forward(growth.referrer);
-    if (!of_attention && is_of_layer && !is_kept) return grows_with_its_data(f, growth);
-    if (of_attention) {
-      return Reason{.id = {},
-                    .text = fmt::format("the key-value cache grows with each token, {} per step ({})",
-                                        with_unit(growth.bytes_per_step), line),
-                    .bytes = growth.grown_bytes,
-                    .fix = "smaller_cache"};
-    }
-    return Reason{.id = {},
-                  .text = fmt::format("results are concatenated on the GPU{}, {} more per step ({})",
-                                      growth.referrer.empty() ? "" : " in " + growth.referrer,
-                                      with_unit(growth.bytes_per_step), line),
-                  .bytes = growth.grown_bytes,
-                  .fix = "results_to_host",
-                  .how = lines_for_buffer(growth.referrer)};
-  }
-  return {};
-}
-
-// --- one op that makes much
-
-Found makes_full_matrices(const ReasonFacts& f) {
-  const OutOfMemory& failure = *f.device.failure;
-  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, kWorthNaming)) return {};
-  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
-  return Reason{.id = {},
-                .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
-                                    side, side, short_place(failure.where)),
-                .bytes = failure.requested_bytes,
-                .fix = "reduced_svd"};
-}
-
-Found computes_in_float64(const ReasonFacts& f) {
-  int64_t bytes = 0;
-  for (const LiveBlock& block : f.device.state.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
-  if (!is_large(f, bytes, 0.5)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
-                .bytes = bytes,
-                .fix = "float32"};
-}
-
-// Small tensors that stay keep large segments from being used again.
-Found finds_no_free_block(const ReasonFacts& f) {
-  if (f.cause != CauseKind::fragmentation) return {};
-  std::set<uint64_t> blocking;
-  int64_t pieces = 0;
-  for (const SegmentLayout& segment : f.device.state.segments) {
-    if (segment.used_bytes == 0 || segment.holes == 0) continue;
-    pieces += segment.holes;
-    blocking.insert(segment.blocked_by.begin(), segment.blocked_by.end());
-  }
-  std::map<std::string, int64_t> places;
-  VariableCounts keepers;
-  for (const LiveBlock& block : f.device.state.blocks) {
-    if (!blocking.contains(block.address)) continue;
-    ++places[short_place(block.made)];
-    const Referrer* const referrer = f.referrers.find(block);
-    if (referrer != nullptr && is_data(block)) keepers.add(referrer->variable, 1);
-  }
-  const auto most = std::ranges::max_element(places, {}, [](const auto& entry) { return entry.second; });
-  const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
-  const bool one_keeps_most = keepers.count_of_most() * 2 > static_cast<int64_t>(blocking.size()) && !f.growths.empty();
-  if (one_keeps_most && is_container(keepers.most())) {
-    return Reason{.id = {},
-                  .text = fmt::format("what is free lies in {} pieces between tensors that {} keeps{}", pieces,
-                                      keepers.most(), made),
-                  .bytes = sum_grown(f.growths),
-                  .fix = "results_to_host",
-                  .how = {line_for_kept(keepers.most(), false)}};
-  }
-  return Reason{.id = {},
-                .text = fmt::format("what is free lies in {} pieces between tensors that stay{}", pieces, made),
-                .fix = "segments_that_grow"};
-}
-
 /// The device had enough of memory, or had it been shared otherwise: what a program needs at once is not what to look at.
 bool had_enough(const ReasonFacts& f) {
   return f.cause && (*f.cause == CauseKind::fragmentation || *f.cause == CauseKind::pending_frees ||
                      *f.cause == CauseKind::non_pytorch || *f.cause == CauseKind::fraction_cap ||
                      *f.cause == CauseKind::imbalance);
-}
-
-Found sets_own_limit(const ReasonFacts& facts) {
-  if (!facts.cause || *facts.cause != CauseKind::fraction_cap) return {};
-  return Reason{.id = {},
-                .text = "a limit that the program or its allocator settings chose ended it, and not the GPU",
-                .bytes = requested_bytes(facts),
-                .fix = "larger_fraction"};
 }
 
 struct ReasonRow {
@@ -555,10 +37,10 @@ constexpr ReasonRow kReasons[] = {
     {"recurrent_state", find_handed_states, true},
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"repeated_copies", find_repeated_rows},
-    {"recurrent_state", state_is_not_detached, true},
-    {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
+    {"recurrent_state", find_attached_state, true},
+    {"key_value_cache", find_key_value_cache, true},
     {"growing_model", find_growing_model, true},
-    {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
+    {"growing_buffer", find_growing_buffer, true},
     {"reference_cycle", find_reference_cycle, true},
     {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
@@ -569,12 +51,12 @@ constexpr ReasonRow kReasons[] = {
     {"kept_tensors", find_kept_tensors, true},
     {"second_derivatives", find_second_derivatives},
     {"retained_graph", find_retained_graph},
-    {"fraction_cap", sets_own_limit},
+    {"fraction_cap", find_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"repeated_casts", find_repeated_casts},
     {"loaded_onto_gpu", find_loaded_in_the_way},
     {"kept_tensors", find_mostly_collected},
-    {"full_matrices", makes_full_matrices},
+    {"full_matrices", find_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"several_models", find_copied_weight},
     {"dense_embedding_gradients", find_embedding_gradients},
@@ -582,7 +64,7 @@ constexpr ReasonRow kReasons[] = {
     {"dense_matrix", find_dense_matrix},
     {"outputs_of_earlier_turn", find_replaced_variables},
     {"vectorized_over_all", find_vectorized},
-    {"evaluation_keeps_graphs", keeps_graph_that_nothing_uses},
+    {"evaluation_keeps_graphs", find_graphs_without_backward},
     {"checkpoints_without_effect", find_checkpoints_without_effect},
     {"copied_gradient", find_copied_gradient},
     {"gradients_of_samples", find_gradients_of_samples},
@@ -620,15 +102,15 @@ constexpr ReasonRow kReasons[] = {
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
     {"growing_steps", find_growing_steps, false, true, true},
-    {"unrolled_sequence", unrolls_sequence},
-    {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
+    {"unrolled_sequence", find_unrolled_sequence},
+    {"evaluation_keeps_graphs", find_graphs_in_evaluation},
     {"evaluation_keeps_graphs", find_graph_without_layers},
     {"graph_without_use", find_graph_without_use},
-    {"several_forward_passes", keeps_several_passes},
-    {"several_forward_passes", keeps_graphs_of_loop},
+    {"several_forward_passes", find_several_passes},
+    {"several_forward_passes", find_graphs_of_loop},
     {"kept_tensors", find_few_kept_tensors},
     {"outputs_of_earlier_step", find_earlier_outputs},
-    {"float64", computes_in_float64},
+    {"float64", find_float64},
     {"wide_index", find_wide_index, false, true},
     {"enlarged", find_copied_rows_of_table, false, true},
     {"enlarged", find_gathered_rows, false, true},
@@ -647,7 +129,7 @@ constexpr ReasonRow kReasons[] = {
     {"largest_tensor", find_largest_tensor, false, true},
     {"many_rows", find_many_rows, false, true},
     {"all_pairs", find_tensors_of_pairs, false, true},
-    {"fragmentation", finds_no_free_block},
+    {"fragmentation", find_fragmentation},
 };
 
 void finish(const ReasonRow& row, Reason& reason) {
@@ -656,15 +138,6 @@ void finish(const ReasonRow& row, Reason& reason) {
 }
 
 }  // namespace
-
-bool is_evaluation(std::string_view function) {
-  constexpr std::array<std::string_view, 7> kBeginnings = {"eval",    "valid",           "test", "predict", "infer",
-                                                           "extract", "compute_features"};
-  while (function.starts_with('_')) function.remove_prefix(1);
-  const bool begins =
-      std::ranges::any_of(kBeginnings, [&](std::string_view word) { return function.starts_with(word); });
-  return begins || function.find("evaluat") != function.npos || function.find("validat") != function.npos;
-}
 
 std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason& first) {
   const auto found = std::ranges::find(kReasons, first.id, &ReasonRow::id);

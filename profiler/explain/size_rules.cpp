@@ -640,4 +640,25 @@ Found find_many_rows(const ReasonFacts& facts) {
                                                     "# or the pairs of some rows after the other"}};
 }
 
+Found find_full_matrices(const ReasonFacts& f) {
+  const OutOfMemory& failure = *f.device.failure;
+  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, 0.2)) return {};
+  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
+  return Reason{.id = {},
+                .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
+                                    side, side, short_place(failure.where)),
+                .bytes = failure.requested_bytes,
+                .fix = "reduced_svd"};
+}
+
+Found find_float64(const ReasonFacts& f) {
+  int64_t bytes = 0;
+  for (const LiveBlock& block : f.device.state.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
+  if (!is_large(f, bytes, 0.5)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
+                .bytes = bytes,
+                .fix = "float32"};
+}
+
 }  // namespace oomdiag
