@@ -222,27 +222,42 @@ Found find_expanded_copy(const ReasonFacts& facts) {
                 .how = std::move(how)};
 }
 
+namespace {
+
+/// What adds up booleans or integers as numbers of 64 bits, and makes these first.
+bool adds_up(const Where& where) {
+  return is_one_of(where.op, {"aten::sum", "aten::cumsum", "aten::prod", "aten::mean", "aten::cumprod"}) &&
+         is_one_of(where.inner, {"aten::empty_strided", "aten::to", "aten::_to_copy", "aten::empty_like"});
+}
+
+}  // namespace
+
 Found find_large_cast(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !is_copy(failed->where.op) || builds_graph(facts).value_or(false)) return {};
-  if (!is_large(facts, failed->requested_bytes)) return {};
+  if (failed == nullptr || !is_large(facts, failed->requested_bytes)) return {};
+  const bool is_sum = adds_up(failed->where);
+  if (!is_sum && (!is_copy(failed->where.op) || builds_graph(facts).value_or(false))) return {};
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
     return is_data(block) && is_of_as_many(block.requested_bytes, failed->requested_bytes) &&
            block.requested_bytes * 3 < failed->requested_bytes * 2;
   });
   if (operand.largest == nullptr) return {};
   const Referrer* const referrer = facts.referrers.find(*operand.largest);
-  return Reason{.id = {},
-                .text = fmt::format("{}{} makes a copy of {} in another type, {} times as large as {}{}",
-                                    failed->where.op, at(failed->where), with_unit(failed->requested_bytes),
-                                    failed->requested_bytes / std::max<int64_t>(1, operand.largest->requested_bytes),
-                                    referrer == nullptr ? "its tensor of " + with_unit(operand.largest->requested_bytes)
-                                                        : std::string(referrer->variable),
-                                    comma_shape(*operand.largest)),
-                .bytes = failed->requested_bytes,
-                .fix = "enlarge_in_parts",
-                .how = {"for part in masks.split(16): f(part.float())  # a part at a time, each reduced before the "
-                        "next; or .half()"}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} makes a copy of {} in another type, {} times as large as {}{}", failed->where.op,
+                          at(failed->where), with_unit(failed->requested_bytes),
+                          failed->requested_bytes / std::max<int64_t>(1, operand.largest->requested_bytes),
+                          referrer == nullptr ? "its tensor of " + with_unit(operand.largest->requested_bytes)
+                                              : std::string(referrer->variable),
+                          comma_shape(*operand.largest)),
+      .bytes = failed->requested_bytes,
+      .fix = "enlarge_in_parts",
+      .how = {
+          is_sum
+              ? "mask.all(-1)  # or any(), count_nonzero(): these take booleans as they are; sum() of a part at a time"
+              : "for part in masks.split(16): f(part.float())  # a part at a time, each reduced before the "
+                "next; or .half()"}};
 }
 
 Found find_elementwise_copies(const ReasonFacts& facts) {

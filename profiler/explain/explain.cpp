@@ -223,7 +223,8 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     auto reason = find_reason(facts);
     const bool is_known = reason && reason == findings.reason;
     if (const auto second = is_known ? find_second_reason(facts, *reason) : std::nullopt) reason = second;
-    if (reason && findings.reason && is_nearly_full(*findings.cause)) std::swap(*reason, *findings.reason);
+    const bool gives_way = findings.reason && findings.reason->id == "fragmentation";
+    if (reason && gives_way && is_nearly_full(*findings.cause)) std::swap(*reason, *findings.reason);
     add_besides(reason, model, findings);
   } else if (findings.reason) {
     add_besides(find_second_reason(facts, *findings.reason), model, findings);

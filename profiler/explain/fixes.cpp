@@ -329,7 +329,9 @@ constexpr FixRow kFixes[] = {
     {.id = "checkpoint_each_pass",
      .label = "checkpoint each forward pass",
      .group = "checkpoint",
-     .lines = "state = torch.utils.checkpoint.checkpoint(step, state, use_reentrant=False)  # runs again in backward",
+     .lines = "state = torch.utils.checkpoint.checkpoint(step, state, use_reentrant=False)  # runs again in backward\n"
+              "buffer[t] = state.detach()  # what is only stored of a pass, as a rollout's; and torch.no_grad() around "
+              "a rollout",
      .cures_reason = true},
     {.id = "checkpoints_on", .label = "checkpointing that takes effect", .group = "checkpoint", .cures_reason = true},
     {.id = "gradient_without_copy",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 
 #include "profiler/explain/bytes_text.h"
@@ -226,10 +227,15 @@ const Growth* retained_graph(const ReasonFacts& facts) {
   return retained && is_large(facts, growth->grown_bytes, 0.2) ? growth : nullptr;
 }
 
+/// Whether the node is of a torch.autograd.Function of the program: those of PyTorch are numbered, "ReluBackward0". One that runs its
+/// forward again has a graph of its own.
+bool is_of_own_function(std::string_view node) { return node.ends_with("Backward"); }
+
 /// What nodes keep of what backward made: it was recorded, to be differentiated once more.
 Share sum_graph_of_backward(const ReasonFacts& facts) {
   return sum_blocks(facts, [](const LiveBlock& block) {
-    return block.phase == Phase::backward && block.category == Category::activation && !block.saved_by.empty();
+    return block.phase == Phase::backward && block.category == Category::activation && !block.saved_by.empty() &&
+           !is_of_own_function(block.made.node);
   });
 }
 
@@ -278,6 +284,28 @@ Found find_second_derivatives(const ReasonFacts& facts) {
       .bytes = all.bytes,
       .fix = "derivatives_in_parts",
       .how = trains(facts) ? std::vector<std::string>() : lines_without_training()};
+}
+
+Found find_kept_by_functions(const ReasonFacts& facts) {
+  constexpr size_t kSeveral = 3;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase != Phase::backward || !is_of_own_function(failed->where.node)) return {};
+  std::set<std::string_view> modules;  // of the forward ops: nodes of some of these have run, and keep it still
+  const Share kept = sum_blocks(facts, [&](const LiveBlock& block) {
+    const bool is_made_there =
+        block.phase == Phase::backward && block.made.node == failed->where.node && block.category != Category::gradient;
+    if (is_made_there) modules.insert(block.made.module);
+    return is_made_there;
+  });
+  if (modules.size() < kSeveral || !is_large(facts, kept.bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("what {} makes in backward stays for {} of the layers that it has been through{}: {}",
+                          failed->where.node, modules.size(), at(kept.made()), with_unit(kept.bytes)),
+      .bytes = kept.bytes,
+      .fix = "save_output",
+      .how = {"ctx.x = None  # at the end of backward(), all that it has set on ctx: a node keeps its ctx until "
+              "the whole backward pass is over"}};
 }
 
 Found find_graph_without_use(const ReasonFacts& facts) {

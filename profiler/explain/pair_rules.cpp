@@ -486,12 +486,21 @@ Found find_attention_scores(const ReasonFacts& facts) {
     scores.bytes = square.bytes;
   }
   if (shape.empty() || !is_large(facts, scores.bytes, 0.2)) return {};
+  std::vector<std::string> lines{
+      "y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"};
+  const Referrer* const referrer = scores.largest == nullptr ? nullptr : facts.referrers.find(*scores.largest);
+  const bool is_used_up =
+      failed != nullptr && failed->no_grad && referrer != nullptr && referrer->variable.starts_with("variable ");
+  if (is_used_up)
+    lines.push_back(
+        fmt::format("del {}  # else as soon as it has served: a name keeps its tensor until the function ends",
+                    variable_name(referrer->variable)));
   return Reason{.id = {},
                 .text = fmt::format("attention without a fused kernel: scores of length × length, {}{}, {} in all",
                                     shape, at(made), with_unit(scores.bytes)),
                 .bytes = scores.bytes,
                 .fix = "fused_attention",
-                .how = {"y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"}};
+                .how = std::move(lines)};
 }
 
 Found find_intermediate_of_product(const ReasonFacts& facts) {
@@ -580,11 +589,17 @@ Found find_all_pairs(const ReasonFacts& facts) {
   const bool is_guess = contains(square.text, "as large as") && contains(beside, "times as large");
   const std::string what = square.text.empty() || is_guess ? fmt::format("a result of {}{}", with_unit(bytes), beside)
                                                            : square.text + ", rows × rows";
+  std::vector<std::string> lines = lines_for_pairs(square, failed->where, of_product);
+  std::string others;  // the results of this line for several models or sets
+  if (matrix.count > 1 && makes_distances(failed->where)) {
+    others = fmt::format(", and {} as large of this line are alive", matrix.count);
+    lines.emplace_back("for model in models: reduce(pairs(model))  # of several, one after the other");
+  }
   return Reason{.id = {},
-                .text = fmt::format("all pairs at once{}: {}", at(where), what),
+                .text = fmt::format("all pairs at once{}: {}{}", at(where), what, others),
                 .bytes = bytes,
                 .fix = "pairs_in_chunks",
-                .how = lines_for_pairs(square, failed->where, of_product)};
+                .how = std::move(lines)};
 }
 
 // [atoms, atoms - 1, features], [batch, tokens, tokens, features]: each of a set with each other one, in layers that keep many of them.

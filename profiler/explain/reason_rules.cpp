@@ -247,6 +247,31 @@ Found find_private_pools(const ReasonFacts& facts) {
                 .how = {"pool = torch.cuda.graph_pool_handle()", "with torch.cuda.graph(graph, pool=pool):"}};
 }
 
+namespace {
+
+/// As many as the screen has room for.
+std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph) {
+  constexpr size_t kMost = 3;
+  std::vector<std::string> lines = split_lines(find_fix("logits_in_parts")->lines);
+  if (in_graph) {
+    lines = {"losses = [checkpoint(loss_of_chunk, h, y, use_reentrant=False) for h, y in zip(h.chunk(8), y.chunk(8))]",
+             "# or liger_kernel's fused linear cross-entropy; logits_to_keep=n, where few positions are used",
+             "# what only metrics need of them, as an entropy: under torch.no_grad(), in parts"};
+  }
+  if (is_copied) {
+    lines.insert(
+        lines.begin(),
+        "logits[:, :-1]  # a view: without .contiguous() or .clone(), or of the positions that are used alone");
+  }
+  if (lines.size() > kMost) lines.resize(kMost);
+  return lines;
+}
+
+/// "aten::contiguous at train.py:9".
+std::string name_of_copy(const Where& where) { return fmt::format("{}{}", where.op, at(where)); }
+
+}  // namespace
+
 Found find_logits(const ReasonFacts& facts) {
   constexpr int64_t kManyPasses = 8;
   const Vocabularies vocabularies = find_vocabularies(facts);
@@ -272,17 +297,22 @@ Found find_logits(const ReasonFacts& facts) {
   const Where made = logits.largest != nullptr ? logits.made() : failed_in(facts);
   const std::string words =
       vocabularies.words.empty() ? "many classes" : fmt::format("a vocabulary of {}", *vocabularies.words.rbegin());
-  const std::string text = fmt::format("logits over {}{}, and copies of them: {}", words, at(made), with_unit(bytes));
-  if (!builds_graph(facts).value_or(learns(facts)))
-    return Reason{.id = {}, .text = text, .bytes = bytes, .fix = "logits_in_parts"};
-  return Reason{
-      .id = {},
-      .text = text,
-      .bytes = bytes,
-      .fix = "loss_in_chunks",
-      .how = {"losses = [checkpoint(loss_of_chunk, h, y, use_reentrant=False) for h, y in zip(h.chunk(8), y.chunk(8))]",
-              "# or liger_kernel's fused linear cross-entropy; logits_to_keep=n, where few positions are used",
-              "# what only metrics need of them, as an entropy: under torch.no_grad(), in parts"}};
+  const auto is_plain_copy = [](const Where& where) { return any_op(where, {"aten::contiguous", "aten::clone"}); };
+  const Share plain = sum_blocks(
+      facts, [&](const LiveBlock& block) { return is_plain_copy(block.made) && vocabularies.is_logits(block); });
+  const bool asks_for_copy = failed != nullptr && is_plain_copy(failed->where);
+  const bool is_copied = plain.count > 0 || asks_for_copy;
+  const std::string text = fmt::format(
+      "logits over {}{}, and copies of them{}: {}", words, at(made),
+      is_copied ? fmt::format(", as by {}", asks_for_copy ? name_of_copy(failed->where) : name_of_copy(plain.made()))
+                : "",
+      with_unit(bytes));
+  const bool in_graph = builds_graph(facts).value_or(learns(facts));
+  return Reason{.id = {},
+                .text = text,
+                .bytes = bytes,
+                .fix = in_graph ? "loss_in_chunks" : "logits_in_parts",
+                .how = lines_for_logits(is_copied, in_graph)};
 }
 
 Found find_embedding_gradients(const ReasonFacts& facts) {
@@ -345,6 +375,8 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
     return true;
   });
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
+  const Found larger = find_larger_step(facts);
+  if (larger && larger->bytes > 2 * earlier.bytes) return {};
   const std::string all_names = fmt::format("{}", fmt::join(names, ", "));
   const std::string of_names = names.empty() ? "" : ", of " + all_names;
   const std::string line =

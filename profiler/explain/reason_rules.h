@@ -169,6 +169,8 @@ Found find_reference_cycle(const ReasonFacts& facts);
 Found find_retained_graph(const ReasonFacts& facts);
 /// create_graph=True within a step: a graph of what backward computed.
 Found find_second_derivatives(const ReasonFacts& facts);
+/// Tensors that backward() of a torch.autograd.Function of the program makes, and its ctx keeps.
+Found find_kept_by_functions(const ReasonFacts& facts);
 Found find_graph_without_use(const ReasonFacts& facts);
 Found find_passes_without_backward(const ReasonFacts& facts);
 Found find_passes_before_backward(const ReasonFacts& facts);

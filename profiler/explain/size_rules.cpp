@@ -147,7 +147,12 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
                           "scratch space",
                           failed->where.op, at(failed->where), with_unit(bytes)),
       .bytes = bytes,
-      .fix = "sort_in_parts"};
+      .fix = "sort_in_parts",
+      .how =
+          fails_in(facts, {"aten::quantile", "aten::nanquantile", "aten::median", "aten::nanmedian"})
+              ? std::vector<std::string>()
+              : std::vector<std::string>{"ranks = [part.argsort() for part in x.split(64)]  # of rows one block after "
+                                         "the other; or x.cpu().argsort(): the host has room for it"}};
 }
 
 namespace {

@@ -161,7 +161,9 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
     if (is_marked && pass_.graphs.replaces(allocation)) saving_nodes_.keep(id, allocation);
     return pass_.graphs.save(event, allocation);
   }
-  if (event.kind == EventKind::parameter) allocation.parameter = true;
+  // A leaf of a graph that a node builds inside of backward, of what it has made anew, is no parameter of a module.
+  const bool is_named = pass_.trace.context(event.context).module != 0;
+  if (event.kind == EventKind::parameter) allocation.parameter |= is_named || !in_node(allocation.maker);
   if (event.kind == EventKind::buffer) allocation.buffer = true;
   if (event.kind == EventKind::gradient) allocation.gradient_since = std::min(allocation.gradient_since, index);
   if (const uint32_t module = pass_.trace.context(event.context).module; module != 0) allocation.name = module;

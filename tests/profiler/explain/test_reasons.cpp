@@ -2556,4 +2556,44 @@ TEST_CASE("a forward pass without gradients in a step of training has its own ba
   CHECK(reason_of(device) == "batch_without_gradients");
 }
 
+TEST_CASE("what backward() of a function of the program keeps is no second derivative", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks;
+  for (const std::string_view module : {"0.fn", "1.fn", "2.fn"}) {
+    blocks.push_back({.bytes = 30_MiB,
+                      .category = Category::activation,
+                      .phase = Phase::backward,
+                      .step = 5,
+                      .made = {.node = "MyFunctionBackward", .op = "aten::empty", .module = module, .source = "f.py:9"},
+                      .saved_by = {{.op = "aten::relu"}}});
+  }
+  DeviceHistory device = at_oom(blocks);
+  device.failure->phase = Phase::backward;
+  device.failure->where = {.node = "MyFunctionBackward", .op = "aten::conv3d"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "kept_by_function");
+  CHECK(reason->text ==
+        "what MyFunctionBackward makes in backward stays for 3 of the layers that it has been through at f.py:9: 90.00 "
+        "MiB");
+  device.state.blocks.pop_back();
+  CHECK(reason_of(device) != "kept_by_function");
+  device.failure->where.node = "ReluBackward0";
+  for (LiveBlock& block : device.state.blocks) block.made.node = "ReluBackward0";
+  CHECK(reason_of(device) == "second_derivatives");
+}
+
+TEST_CASE("a sum of booleans makes numbers of 64 bits first", "[explain][reasons]") {
+  const LiveBlock mask{
+      .bytes = 64_MiB, .requested_bytes = 64_MiB, .category = Category::input, .shape = "[1, 1, 8192, 8192] bool"};
+  DeviceHistory device = at_oom({mask});
+  device.failure->where = {.op = "aten::sum", .inner = "aten::empty_strided", .module = "layers.0", .source = "m.py:4"};
+  device.failure->requested_bytes = 512_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "large_cast");
+  CHECK(reason->how.front().starts_with("mask.all(-1)"));
+  device.failure->where.inner = "aten::sum";
+  CHECK(reason_of(device) != "large_cast");
+}
+
 }  // namespace oomdiag
