@@ -8,6 +8,7 @@
 #include <set>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/explain/shape.h"

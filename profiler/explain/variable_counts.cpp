@@ -36,8 +36,4 @@ int64_t VariableCounts::count_of_most() const {
 
 bool VariableCounts::has(std::string_view variable) const { return counts_.contains(fold_subscripts(variable)); }
 
-std::string_view VariableCounts::only() const {
-  return counts_.size() == 1 ? counts_.begin()->second.variable : std::string_view();
-}
-
 }  // namespace oomdiag

@@ -19,8 +19,6 @@ class VariableCounts {
   int64_t count_of_most() const;
   /// Whether this variable has something.
   bool has(std::string_view variable) const;
-  /// The variable that has all of it; empty if there are several.
-  std::string_view only() const;
 
  private:
   struct Count {

@@ -80,6 +80,20 @@ TEST_CASE("a row is called by the variable of its tensors, with a star where the
   CHECK(fold_holders(alike.state(), CommonReferrers({})).front().referrer.empty());
 }
 
+TEST_CASE("a row is called by the variable that keeps nearly all of its tensors", "[report]") {
+  Blocks layers;
+  for (const char* const layer : {"1", "2", "3", "4", "5"}) layers.add(Category::output, layer, 2_MiB);
+  std::vector<Referrer> referrers;
+  for (const LiveBlock& block : layers.state().blocks) {
+    if (referrers.size() < 4)
+      referrers.push_back(
+          {.variable = "tuple 'kept' in f", .made = block.made, .storage_bytes = block.requested_bytes});
+  }
+  CHECK(fold_holders(layers.state(), CommonReferrers(referrers)).front().referrer == "tuple 'kept' in f");
+  referrers.pop_back();
+  CHECK(fold_holders(layers.state(), CommonReferrers(referrers)).front().referrer.empty());
+}
+
 TEST_CASE("the same tensor of each layer is one row", "[report]") {
   Blocks blocks;
   for (int i = 0; i < 12; ++i) {
