@@ -41,7 +41,8 @@ namespace oomdiag {
 ///                                                                           it keeps that none of the referrers before does, of a
 ///                                                                           tensor in a graph at least 1;
 ///                                                                           node_sequence: name of the tensor's shape, or 0;
-///                                                                           address 0: a tensor of the host that keeps a graph,
+///                                                                           address 0: a tensor of the host that keeps a graph
+///                                                                           or is large,
 ///                                                                           or, without a name, the search for them begins
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
@@ -107,6 +108,7 @@ enum EventFlag : uint16_t {
   kModulesEvaluate = 512,  ///< stack of an OOM: modules with parameters or layers run, all in evaluation mode
   kAsksForCheckpoints =
       1024,               ///< stack of an OOM: an attribute of a running module, as gradient_checkpointing, is True
+  kCopiesDeeply = 2048,   ///< stack of an OOM: copy.deepcopy() runs, called by the innermost line
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator

@@ -112,6 +112,15 @@ std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool wit
   return text;
 }
 
+/// Whether the innermost line of the user's code has called copy.deepcopy.
+bool copies_deeply(Interpreter& known, const std::vector<Line>& calls) {
+  for (const Line& line : calls) {
+    if (known.code.kind_of(line.code) == Code::user) return false;
+    if (known.api.text(line.code, "co_name") == "deepcopy") return true;
+  }
+  return false;
+}
+
 // What a line's stack was when it was first reached, or with no line that of the OOM before.
 void write_stack(const std::string& text, uint32_t source, uint16_t flags) {
   if (text.empty()) return;
@@ -376,7 +385,10 @@ void write_python_stack() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
-  write_stack(text_of(*python, running_calls(python->api), true), 0, flags_of_running_modules(*python));
+  const std::vector<Line> calls = running_calls(python->api);
+  const auto flags =
+      static_cast<uint16_t>(flags_of_running_modules(*python) | (copies_deeply(*python, calls) ? kCopiesDeeply : 0));
+  write_stack(text_of(*python, calls, true), 0, flags);
 } catch (...) {
 }
 

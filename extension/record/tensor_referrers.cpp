@@ -151,7 +151,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr) return;
-  if (!locate_storage(*tensor, event)) return write_graph_of_host_tensor(*tensor, index);
+  if (!locate_storage(*tensor, event)) return write_host_tensor(*tensor, index);
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
   if (has_own_sizes) {
     event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
@@ -171,17 +171,22 @@ void TensorReferrers::write_tensor(uint32_t index) {
   ++written_;
 }
 
-// A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes.
-void TensorReferrers::write_graph_of_host_tensor(const c10::TensorImpl& tensor, uint32_t index) {
+// A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes. A large one may be what is copied to the
+// GPU as memory runs out.
+void TensorReferrers::write_host_tensor(const c10::TensorImpl& tensor, uint32_t index) {
+  constexpr int64_t kLarge = int64_t{1} << 24;
   const torch::autograd::Node* const root = grad_fn_of(tensor);
-  if (root == nullptr || !tensor.is_cpu()) return;
-  const uint32_t nodes = count_nodes(root);
+  if (!tensor.is_cpu() || tensor.is_python_dispatch()) return;
+  const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.itemsize());
+  if (root == nullptr && bytes < kLarge) return;
+  const uint32_t nodes = root == nullptr ? 0 : count_nodes(root);
   const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
   for (uint32_t device = 0; device < session().device_count; ++device) {
     Event event = thread_state().event(EventKind::referrer);
     event.device = static_cast<uint8_t>(device);
     event.call_id = nodes;
     event.detail = name;
+    event.bytes = bytes;
     session().writer().write(event);
     ++written_;
   }

@@ -68,7 +68,7 @@ class TensorReferrers {
   std::string variable_of(PythonObject frame, PythonObject value) const;
   std::vector<std::pair<std::string, PythonRef>> variables_of(PythonObject frame) const;
   void write_tensor(uint32_t index);
-  void write_graph_of_host_tensor(const c10::TensorImpl& tensor, uint32_t index);
+  void write_host_tensor(const c10::TensorImpl& tensor, uint32_t index);
   uint32_t count_nodes(const torch::autograd::Node* root);
 
   const PythonApi& api_;

@@ -238,6 +238,7 @@ Found find_large_cast(const ReasonFacts& facts) {
   const bool is_sum = adds_up(failed->where);
   if (!is_sum && (!is_copy(failed->where.op) || builds_graph(facts).value_or(false))) return {};
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
+    if (is_sum && !block.shape.ends_with(" bool")) return false;  // what is summed may be gone by its name
     return is_data(block) && is_of_as_many(block.requested_bytes, failed->requested_bytes) &&
            block.requested_bytes * 3 < failed->requested_bytes * 2;
   });
@@ -295,9 +296,9 @@ Found find_concatenated_results(const ReasonFacts& facts) {
   // What was joined the last time, and a little more: else parts are joined once.
   if (before.largest == nullptr || before.largest->requested_bytes * 2 < failed->requested_bytes) return {};
   const Referrer* const referrer = facts.referrers.find(*before.largest);
-  // Of each layer one may be joined: all of the last time are there.
-  const int64_t joined =
-      before.largest->requested_bytes * 2 * before.count > before.bytes ? before.bytes : before.largest->bytes;
+  // Of each layer one may be joined: all of the last time are there. Where tensors pile up, each may be a result of its own.
+  const bool are_alike = before.largest->requested_bytes * 2 * before.count > before.bytes;
+  const int64_t joined = are_alike && leading_growth(facts) == nullptr ? before.bytes : before.largest->bytes;
   const int64_t bytes = joined + failed->requested_bytes;
   if (referrer == nullptr || !is_large(facts, bytes)) return {};
   return Reason{

@@ -614,8 +614,12 @@ Found name_collected(const ReasonFacts& facts, double part) {
   if (is_cache && builds_graph(facts).value_or(learns(facts)))
     how.insert(how.begin(),
                "model.config.use_cache = False  # in training nothing reads the keys and values of before");
-  if (!is_of_step)
-    how.insert(how.begin(), fmt::format("{}.clear()  # once they have served: an earlier step made them", name));
+  if (!is_of_step) {
+    const size_t dot = name.rfind('.');
+    how.insert(how.begin(),
+               fmt::format("{}.clear()  # once they have served: an earlier step made them{}", name,
+                           dot == name.npos ? "" : fmt::format("; of a metric: {}.reset()", name.substr(0, dot))));
+  }
   return Reason{.id = {},
                 .text = fmt::format("{}{} {} results{}: {}", variable,
                                     beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")),

@@ -61,6 +61,13 @@ bool loads_weight(const ReasonFacts& facts) {
   return find_sizes_of_weights(facts).contains(failed->requested_bytes) || is_second_of_its_size(facts, *failed);
 }
 
+/// Whether copy.deepcopy made these, as of a state dict: it makes storages without an op, too. Where it is not the request that failed, a step
+/// tells: files are loaded before the first one.
+bool are_deep_copies(const ReasonFacts& facts, const Share& loaded) {
+  if (loads_weight(facts)) return failure(facts)->copies_deeply;
+  return loaded.largest != nullptr && loaded.largest->step > 1 && loaded.largest->phase != Phase::setup;
+}
+
 /// `stack`: of the request that failed, if that is one of them.
 Reason names_loaded(const Share& loaded, std::string_view stack = {}) {
   const std::vector<StackCall> calls = parse_stack(stack);
@@ -531,8 +538,29 @@ Found find_unused_weights(const ReasonFacts& facts) {
                             : fmt::format("{0}.cpu()  # or del {0}, once it has served", model)}};
 }
 
+Found find_deep_copies(const ReasonFacts& facts) {
+  const Share copies = find_tensors_of_files(facts);
+  const bool asks = loads_weight(facts);
+  const int64_t bytes = copies.bytes + (asks ? requested_bytes(facts) : 0);
+  if (failure(facts) == nullptr || !are_deep_copies(facts, copies) || !is_large(facts, bytes, 0.1)) return {};
+  if (!asks && !is_large(facts, bytes, 0.25) && !lets_request_through(facts, bytes)) return {};
+  const std::vector<StackCall> calls = asks ? parse_stack(failure(facts)->stack) : std::vector<StackCall>();
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} tensors as large as the weights beside them on the GPU{}: {}",
+                          asks ? "copy.deepcopy makes" : "copy.deepcopy, or torch.load, has made",
+                          calls.empty() ? fmt::format(", in step {}", copies.largest->step)
+                                        : fmt::format(" at {}", calls.front().short_place()),
+                          with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "copies_on_host",
+      .how = {"best = {name: w.detach().cpu() for name, w in model.state_dict().items()}  # in place of deepcopy()",
+              "# or none, where nothing reads it"}};
+}
+
 Found find_loaded_in_the_way(const ReasonFacts& facts) {
   Share loaded = find_tensors_of_files(facts);
+  if (are_deep_copies(facts, loaded)) return {};
   if (loads_weight(facts)) {
     loaded.bytes += requested_bytes(facts);
     return names_loaded(loaded, failure(facts)->stack);
@@ -543,6 +571,7 @@ Found find_loaded_in_the_way(const ReasonFacts& facts) {
 
 Found find_loaded(const ReasonFacts& facts) {
   const Share loaded = find_tensors_of_files(facts);
+  if (are_deep_copies(facts, loaded)) return {};
   if (!is_large(facts, loaded.bytes, 0.25)) return {};
   return names_loaded(loaded);
 }

@@ -80,6 +80,8 @@ Found find_embedding_gradients(const ReasonFacts& facts);
 Found find_sparse_operand(const ReasonFacts& facts);
 Found find_models_in_cycles(const ReasonFacts& facts);
 Found find_several_models(const ReasonFacts& facts);
+/// Copies of weights by copy.deepcopy.
+Found find_deep_copies(const ReasonFacts& facts);
 Found find_loaded(const ReasonFacts& facts);
 /// A file's tensors that nothing uses any more, looked at before what the step itself needs: the request would fit without them.
 Found find_loaded_in_the_way(const ReasonFacts& facts);

@@ -55,6 +55,7 @@ constexpr ReasonRow kReasons[] = {
     {"fraction_cap", find_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"repeated_casts", find_repeated_casts},
+    {"copied_weights", find_deep_copies},
     {"loaded_onto_gpu", find_loaded_in_the_way},
     {"kept_tensors", find_mostly_collected},
     {"full_matrices", find_full_matrices},

@@ -234,6 +234,8 @@ std::optional<SquareMatrices> find_squares(const ReasonFacts& facts) {
   constexpr int64_t kLeastRows = 1000;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer || makes_layer(failed->where)) return {};
+  if (is_of_attention(failed->where) && any_op(failed->where, {"aten::matmul", "aten::bmm", "aten::softmax"}))
+    return {};  // its scores, and not the mask beside them
   SquareMatrices found;
   const Share named = sum_blocks(facts, [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = parse_shape(block.shape);

@@ -157,12 +157,26 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
 
 namespace {
 
+/// The variable that has the tensor of the host that was to be copied, ": dict 'batch' in train (train.py:9)"; empty if there is none, or
+/// several have one of that size.
+std::string name_source(const ReasonFacts& facts) {
+  std::string_view source;
+  for (const Referrer& one : facts.device.referrers) {
+    const bool is_of_host = one.made == Where{} && one.nodes == 0;
+    const bool may_be = is_of_host && is_of_as_many(one.bytes, requested_bytes(facts));
+    if (may_be && !source.empty() && source != one.variable) return {};
+    if (may_be) source = one.variable;
+  }
+  return source.empty() ? "" : fmt::format(", {}", source);
+}
+
 /// Of a copy to the GPU that failed beside `data`, which is there.
-std::string name_copies(const OutOfMemory& failed, const Share& data) {
+std::string name_copies(const ReasonFacts& facts, const OutOfMemory& failed, const Share& data) {
   const int64_t requested = failed.requested_bytes;
   const std::string line = at(failed.where);
   if (data.bytes * 20 < requested)
-    return fmt::format("a tensor of {} is copied to the GPU as a whole{}", with_unit(requested), line);
+    return fmt::format("a tensor of {} is copied to the GPU as a whole{}{}", with_unit(requested), line,
+                       name_source(facts));
   if (requested * 20 < data.bytes)
     return fmt::format("the data set goes to the GPU as a whole{}: {} tensors so far, {}", at(data.made()), data.count,
                        with_unit(data.bytes));
@@ -218,7 +232,7 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   const std::string larger =
       times >= kFarLarger ? fmt::format(", {} times as large as any of the step before", times) : "";
   return Reason{.id = {},
-                .text = fails ? name_copies(*failed, data) + larger
+                .text = fails ? name_copies(facts, *failed, data) + larger
                               : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",

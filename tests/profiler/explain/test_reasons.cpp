@@ -2596,4 +2596,48 @@ TEST_CASE("a sum of booleans makes numbers of 64 bits first", "[explain][reasons
   CHECK(reason_of(device) != "large_cast");
 }
 
+TEST_CASE("copies by copy.deepcopy are told from what a file's tensors are", "[explain][reasons]") {
+  LiveBlock weight = parameter("embedding.weight", true);
+  weight.bytes = weight.requested_bytes = 100_MiB;
+  weight.made = {.op = "aten::to", .source = "net.py:5"};
+  const LiveBlock copy{
+      .bytes = 100_MiB, .requested_bytes = 100_MiB, .category = Category::unknown, .phase = Phase::other, .step = 3};
+  DeviceHistory device = at_oom({weight, copy});
+  device.failure->where = {.node = "MmBackward0"};
+  device.failure->phase = Phase::backward;
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "copy.deepcopy, or torch.load, has made tensors as large as the weights beside them on the GPU, in step 3: "
+        "100.00 MiB");
+  device.state.blocks.back().step = 0;
+  device.state.blocks.back().phase = Phase::setup;
+  CHECK(reason_of(device) == "loaded_onto_gpu");
+  device.state.blocks.pop_back();
+  device.failure->phase = Phase::setup;
+  device.failure->where = {};
+  device.failure->requested_bytes = 100_MiB;
+  device.failure->stack = "/a/train.py:7 in main";
+  CHECK(reason_of(device) == "loaded_onto_gpu");
+  device.failure->copies_deeply = true;
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "copy.deepcopy makes tensors as large as the weights beside them on the GPU at train.py:7: 100.00 MiB");
+}
+
+TEST_CASE("the variable of the host that is copied to the GPU is named if one tensor alone has that size",
+          "[explain][reasons]") {
+  DeviceHistory device = at_oom({{.bytes = 10_MiB, .category = Category::parameter}});
+  device.failure->phase = Phase::setup;
+  device.failure->where = {.op = "aten::to", .source = "train.py:9"};
+  device.failure->requested_bytes = 400_MiB;
+  device.referrers = {{.variable = "dict 'batch' in fit (train.py:3)", .bytes = 400_MiB, .storage_bytes = 400_MiB}};
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "a tensor of 400.00 MiB is copied to the GPU as a whole at train.py:9, dict 'batch' in fit (train.py:3)");
+  device.referrers.push_back({.variable = "variable 'x' in fit (train.py:3)", .bytes = 400_MiB});
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "a tensor of 400.00 MiB is copied to the GPU as a whole at train.py:9");
+}
+
 }  // namespace oomdiag
