@@ -41,11 +41,19 @@ void TensorReferrers::write() {
   write_beginning();
   add_modules();
   add_traceback();
-  for (uint32_t index = 0; index < reached_.size() && written_ < kMaxEvents; ++index) {
-    if (index % 64 == 0 && std::chrono::steady_clock::now() > end) return;
+  if (!write_reached(0, end)) return;
+  const auto next = static_cast<uint32_t>(reached_.size());
+  for (const PythonRef& frame : comprehensions_) add_frame(frame.get());
+  write_reached(next, end);
+}
+
+bool TensorReferrers::write_reached(uint32_t index, std::chrono::steady_clock::time_point end) {
+  for (; index < reached_.size() && written_ < kMaxEvents; ++index) {
+    if (index % 64 == 0 && std::chrono::steady_clock::now() > end) return false;
     write_tensor(index);
     if (reached_.size() < kMaxObjects) follow(index);
   }
+  return true;
 }
 
 // No variable refers to what was freed before.
@@ -89,10 +97,21 @@ std::string TensorReferrers::program() const {
 void TensorReferrers::add_traceback() {
   PythonRef traceback = reader_.find("sys", "last_traceback");
   while (traceback && traceback.get() != api_.none) {
-    const PythonRef frame = reader_.attribute(traceback.get(), "tb_frame");
-    if (frame) add_frame(frame.get());
+    PythonRef frame = reader_.attribute(traceback.get(), "tb_frame");
+    if (frame && is_comprehension(frame.get())) {
+      comprehensions_.push_back(std::move(frame));
+    } else if (frame) {
+      add_frame(frame.get());
+    }
     traceback = reader_.attribute(traceback.get(), "tb_next");
   }
+}
+
+// "<listcomp>", "<genexpr>" and the like: its variables are passing names of what the function around it has.
+bool TensorReferrers::is_comprehension(PythonObject frame) const {
+  const PythonRef code(api_, api_.frame_code(frame));
+  const std::string function = api_.text(code.get(), "co_name");
+  return function.starts_with('<') && function != "<lambda>" && function != "<module>";
 }
 
 void TensorReferrers::add_frame(PythonObject frame) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -53,9 +54,12 @@ class TensorReferrers {
   };
 
   void write_beginning();
+  /// What is reached from this index on, until the time is over; false where it was.
+  bool write_reached(uint32_t index, std::chrono::steady_clock::time_point end);
   void add_modules();
   std::string program() const;
   void add_traceback();
+  bool is_comprehension(PythonObject frame) const;
   void add_frame(PythonObject frame);
   void add_variable(const std::string& name, const std::string& place, PythonObject value);
   void reach(PythonObject object, uint32_t parent, uint32_t root);
@@ -77,6 +81,7 @@ class TensorReferrers {
   TensorReader tensors_;
   std::vector<Reached> reached_;
   std::vector<Variable> variables_;
+  std::vector<PythonRef> comprehensions_;  ///< their frames, looked at last
   std::unordered_set<PythonObject> seen_;
   std::unordered_set<const torch::autograd::Node*> nodes_;  ///< that a tensor before keeps
   std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null
