@@ -224,7 +224,7 @@ Found find_expanded_copy(const ReasonFacts& facts) {
 
 namespace {
 
-/// What adds up booleans or integers as numbers of 64 bits, and makes these first.
+/// Whether it adds up, and has yet to make numbers of 64 bits of the booleans that it adds up.
 bool adds_up(const Where& where) {
   return is_one_of(where.op, {"aten::sum", "aten::cumsum", "aten::prod", "aten::mean", "aten::cumprod"}) &&
          is_one_of(where.inner, {"aten::empty_strided", "aten::to", "aten::_to_copy", "aten::empty_like"});
@@ -238,7 +238,7 @@ Found find_large_cast(const ReasonFacts& facts) {
   const bool is_sum = adds_up(failed->where);
   if (!is_sum && (!is_copy(failed->where.op) || builds_graph(facts).value_or(false))) return {};
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
-    if (is_sum && !block.shape.ends_with(" bool")) return false;  // what is summed may be gone by its name
+    if (is_sum && !block.shape.ends_with(" bool")) return false;
     return is_data(block) && is_of_as_many(block.requested_bytes, failed->requested_bytes) &&
            block.requested_bytes * 3 < failed->requested_bytes * 2;
   });

@@ -157,13 +157,12 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
 
 namespace {
 
-/// The variable that has the tensor of the host that was to be copied, ": dict 'batch' in train (train.py:9)"; empty if there is none, or
+/// The variable that has the tensor of the host that was to be copied, ", dict 'batch' in train (train.py:9)"; empty if there is none, or
 /// several have one of that size.
 std::string name_source(const ReasonFacts& facts) {
   std::string_view source;
-  for (const Referrer& one : facts.device.referrers) {
-    const bool is_of_host = one.made == Where{} && one.nodes == 0;
-    const bool may_be = is_of_host && is_of_as_many(one.bytes, requested_bytes(facts));
+  for (const Referrer& one : facts.device.host_tensors) {
+    const bool may_be = is_of_as_many(one.bytes, requested_bytes(facts));
     if (may_be && !source.empty() && source != one.variable) return {};
     if (may_be) source = one.variable;
   }

@@ -322,7 +322,8 @@ struct DeviceHistory {
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still has, or every 2nd, 4th, …
   StepCurves curves{};
   std::vector<Referrer> referrers{};
-  bool looked_for_referrers = false;  ///< as memory ran out or grew; without any, no variable leads to a tensor
+  std::vector<Referrer> host_tensors{};  ///< the same of large tensors of the host that keep no graph
+  bool looked_for_referrers = false;     ///< as memory ran out or grew; without any, no variable leads to a tensor
   StepAllocations step_allocations{};
   /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
   /// blocks that never died are what the failing step began with.

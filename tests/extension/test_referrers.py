@@ -65,20 +65,30 @@ KEEPERS = {
 
 class ReferrersTest(unittest.TestCase):
     def growth(self, program):
+        return self.report(program)["growth"]
+
+    def report(self, program, memory="12GiB"):
         with tempfile.TemporaryDirectory(prefix="oomdiag referrers ") as folder:
             folder = pathlib.Path(folder)
             (folder / "program.py").write_text(BEGINNING + textwrap.dedent(program) + "\n")
             run = folder / "run"
-            subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", run, "--", sys.executable,
+            subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--memory", memory, "--folder", run, "--", sys.executable,
                             folder / "program.py"], capture_output=True, text=True)
             said = subprocess.run([build / "bin/oomdiag", "explain", run, "--json"], capture_output=True, text=True)
-            return json.loads(said.stdout)["devices"][0]["growth"]
+            return json.loads(said.stdout)["devices"][0]
 
     def test_each_keeper_has_its_name(self):
         for keepers, program in KEEPERS.items():
             with self.subTest(keepers):
                 growth = self.growth(program)
                 self.assertLessEqual(set(keepers), {one["referrer"] for one in growth}, growth)
+
+    def test_the_tensor_of_the_host_that_was_to_be_copied_has_the_name_of_what_the_function_has(self):
+        reason = self.report("""
+            def validate(batch):
+                return {name: value.cuda() for name, value in batch.items()}
+            validate({"history": torch.zeros(600, 1 << 20, dtype=torch.uint8), "label": torch.zeros(600)})""", "500MiB")["reason"]
+        self.assertIn("copied to the GPU as a whole at program.py:21, dict 'batch' in validate (program.py:20)", reason["text"])
 
     def test_training_that_keeps_nothing_names_nothing(self):
         self.assertEqual(self.growth("for _ in range(8): step(model, optimizer)"), [])

@@ -2632,10 +2632,10 @@ TEST_CASE("the variable of the host that is copied to the GPU is named if one te
   device.failure->phase = Phase::setup;
   device.failure->where = {.op = "aten::to", .source = "train.py:9"};
   device.failure->requested_bytes = 400_MiB;
-  device.referrers = {{.variable = "dict 'batch' in fit (train.py:3)", .bytes = 400_MiB, .storage_bytes = 400_MiB}};
+  device.host_tensors = {{.variable = "dict 'batch' in fit (train.py:3)", .bytes = 400_MiB}};
   CHECK(find_reason({.device = device, .growths = {}})->text ==
         "a tensor of 400.00 MiB is copied to the GPU as a whole at train.py:9, dict 'batch' in fit (train.py:3)");
-  device.referrers.push_back({.variable = "variable 'x' in fit (train.py:3)", .bytes = 400_MiB});
+  device.host_tensors.push_back({.variable = "variable 'x' in fit (train.py:3)", .bytes = 400_MiB});
   CHECK(find_reason({.device = device, .growths = {}})->text ==
         "a tensor of 400.00 MiB is copied to the GPU as a whole at train.py:9");
 }
