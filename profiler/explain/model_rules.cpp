@@ -61,24 +61,28 @@ bool loads_weight(const ReasonFacts& facts) {
   return find_sizes_of_weights(facts).contains(failed->requested_bytes) || is_second_of_its_size(facts, *failed);
 }
 
-/// Whether copy.deepcopy made these, as of a state dict: it makes storages without an op, too. Where it is not the request that failed, a step
-/// tells: files are loaded before the first one.
-bool are_deep_copies(const ReasonFacts& facts, const Share& loaded) {
-  if (loads_weight(facts)) return failure(facts)->copies_deeply;
-  return loaded.largest != nullptr && loaded.largest->step > 1 && loaded.largest->phase != Phase::setup;
-}
+constexpr const char* kCopyOnHost =
+    "best = {name: w.detach().cpu() for name, w in model.state_dict().items()}  # in place of deepcopy()";
 
 /// `stack`: of the request that failed, if that is one of them.
 Reason names_loaded(const Share& loaded, std::string_view stack = {}) {
   const std::vector<StackCall> calls = parse_stack(stack);
   const std::string line = calls.empty() ? at(loaded.made()) : fmt::format(" at {}", calls.front().short_place());
+  // Files are loaded before the first step, mostly. What a later one has made may be copies: these are made without an op, too.
+  const bool may_be_copies = loaded.largest != nullptr && loaded.largest->step > 1 && calls.empty();
+  std::vector<std::string> lines{"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
+                                 "del state  # as soon as the model and the optimizer have it"};
+  if (may_be_copies) lines.emplace_back(kCopyOnHost);
   return Reason{
       .id = {},
-      .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", line, with_unit(loaded.bytes)),
+      .text = may_be_copies
+                  ? fmt::format("torch.load, or copy.deepcopy of a state dict, put tensors onto the "
+                                "GPU in step {}: {}",
+                                loaded.largest->step, with_unit(loaded.bytes))
+                  : fmt::format("torch.load put tensors of a file onto the GPU{}: {}", line, with_unit(loaded.bytes)),
       .bytes = loaded.bytes,
       .fix = "load_to_host",
-      .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
-              "del state  # as soon as the model and the optimizer have it"}};
+      .how = std::move(lines)};
 }
 
 /// Whether a copy of a weight that the program keeps: of a state dict, or, `beside` a called one, of a model that was not called yet.
@@ -539,28 +543,20 @@ Found find_unused_weights(const ReasonFacts& facts) {
 }
 
 Found find_deep_copies(const ReasonFacts& facts) {
-  const Share copies = find_tensors_of_files(facts);
-  const bool asks = loads_weight(facts);
-  const int64_t bytes = copies.bytes + (asks ? requested_bytes(facts) : 0);
-  if (failure(facts) == nullptr || !are_deep_copies(facts, copies) || !is_large(facts, bytes, 0.1)) return {};
-  if (!asks && !is_large(facts, bytes, 0.25) && !lets_request_through(facts, bytes)) return {};
-  const std::vector<StackCall> calls = asks ? parse_stack(failure(facts)->stack) : std::vector<StackCall>();
+  if (!loads_weight(facts) || !failure(facts)->copies_deeply) return {};
+  const int64_t bytes = find_tensors_of_files(facts).bytes + requested_bytes(facts);
+  const std::vector<StackCall> calls = parse_stack(failure(facts)->stack);
   return Reason{
       .id = {},
-      .text = fmt::format("{} tensors as large as the weights beside them on the GPU{}: {}",
-                          asks ? "copy.deepcopy makes" : "copy.deepcopy, or torch.load, has made",
-                          calls.empty() ? fmt::format(", in step {}", copies.largest->step)
-                                        : fmt::format(" at {}", calls.front().short_place()),
-                          with_unit(bytes)),
+      .text = fmt::format("copy.deepcopy makes tensors as large as the weights beside them on the GPU{}: {}",
+                          calls.empty() ? "" : fmt::format(" at {}", calls.front().short_place()), with_unit(bytes)),
       .bytes = bytes,
       .fix = "copies_on_host",
-      .how = {"best = {name: w.detach().cpu() for name, w in model.state_dict().items()}  # in place of deepcopy()",
-              "# or none, where nothing reads it"}};
+      .how = {kCopyOnHost, "# or none, where nothing reads it"}};
 }
 
 Found find_loaded_in_the_way(const ReasonFacts& facts) {
   Share loaded = find_tensors_of_files(facts);
-  if (are_deep_copies(facts, loaded)) return {};
   if (loads_weight(facts)) {
     loaded.bytes += requested_bytes(facts);
     return names_loaded(loaded, failure(facts)->stack);
@@ -571,7 +567,6 @@ Found find_loaded_in_the_way(const ReasonFacts& facts) {
 
 Found find_loaded(const ReasonFacts& facts) {
   const Share loaded = find_tensors_of_files(facts);
-  if (are_deep_copies(facts, loaded)) return {};
   if (!is_large(facts, loaded.bytes, 0.25)) return {};
   return names_loaded(loaded);
 }

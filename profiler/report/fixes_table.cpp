@@ -134,8 +134,8 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
 }
 
 std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& options) {
-  const size_t most =
-      second_reason_of(device) != nullptr ? 2 : 3;  // one line of the screen is that of what else there is
+  // The screen has so many lines: what else there is to say has some of them.
+  const size_t most = 3U - (second_reason_of(device) != nullptr ? 1U : 0U) - (keeps_casts(device) ? 1U : 0U);
   std::vector<Fix> fixes = best_first(device.fixes);
   const bool failed = device.failure || device.out_of_memory_near_step;
   const bool has_best = failed && !fixes.empty() && is_answer(fixes.front());

@@ -330,6 +330,9 @@ inline const Reason* second_reason_of(const ReportOfDevice& device) {
   return is_another ? &device.besides->reason : nullptr;
 }
 
+/// Whether the first screen has a line of the weights that autocast has cast.
+inline bool keeps_casts(const ReportOfDevice& device) { return device.autocast && device.autocast->cache_bytes > 0; }
+
 /// The device that the report is about: the one that failed, else the fullest; nullptr where none was used.
 inline const ReportOfDevice* main_device_of(const Report& report) {
   return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;

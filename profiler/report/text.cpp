@@ -8,6 +8,7 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
+#include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/case_text.h"
 #include "profiler/report/cause_text.h"
@@ -81,8 +82,6 @@ std::string gpu_of(const ReportDevice& device, bool snapshot) {
   const char* const kind = snapshot ? "" : device.virtual_device ? " (virtual)" : " (real)";
   return fmt::format("{}{}, {}", printable(name, 40), kind, with_unit(device.total_bytes));
 }
-
-bool keeps_casts(const ReportOfDevice& device) { return device.autocast && device.autocast->cache_bytes > 0; }
 
 void add_autocast(std::string& text, const ReportOfDevice& device) {
   if (!device.autocast) return;

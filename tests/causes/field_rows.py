@@ -938,7 +938,7 @@ def fields(Pattern):
             "huggingface/transformers#8476", memory=600, held_back=True),
         row("visits", "train_pedestrian_attributes", "evaluation_keeps_graphs", r"no_grad",
             "chufengt/ALM-pedestrian-attribute#36", memory=650, held_back=True),
-        row("visits", "train_text_classifier", "copied_weights", r"\.cpu\(\)",
+        row("visits", "train_text_classifier", "loaded_onto_gpu", r"\.cpu\(\)",
             "asappresearch/flambe#168", memory=710, held_back=True),
         row("visits", "train_intent_head", "copied_weights", r"none",
             "huggingface/setfit#201", memory=430, held_back=True),

@@ -2607,9 +2607,8 @@ TEST_CASE("copies by copy.deepcopy are told from what a file's tensors are", "[e
   device.failure->phase = Phase::backward;
   auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->text ==
-        "copy.deepcopy, or torch.load, has made tensors as large as the weights beside them on the GPU, in step 3: "
-        "100.00 MiB");
+  CHECK(reason->text == "torch.load, or copy.deepcopy of a state dict, put tensors onto the GPU in step 3: 100.00 MiB");
+  CHECK(reason->how.back().starts_with("best = {name: w.detach().cpu()"));
   device.state.blocks.back().step = 0;
   device.state.blocks.back().phase = Phase::setup;
   CHECK(reason_of(device) == "loaded_onto_gpu");
