@@ -195,8 +195,9 @@ void TensorReferrers::write_tensor(uint32_t index) {
 void TensorReferrers::write_host_tensor(const c10::TensorImpl& tensor, uint32_t index) {
   constexpr int64_t kLarge = int64_t{1} << 24;
   const torch::autograd::Node* const root = grad_fn_of(tensor);
-  if (!tensor.is_cpu() || tensor.is_python_dispatch()) return;
-  const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.itemsize());
+  if (!tensor.is_cpu()) return;
+  const bool has_own_sizes = !tensor.is_python_dispatch();
+  const auto bytes = has_own_sizes ? static_cast<int64_t>(tensor.numel() * tensor.itemsize()) : 0;
   if (root == nullptr && bytes < kLarge) return;
   const uint32_t nodes = root == nullptr ? 0 : count_nodes(root);
   const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));

@@ -21,7 +21,7 @@ Found find_attached_state(const ReasonFacts& f) {
   for (const Growth& growth : f.growths) {
     const auto place =
         std::ranges::find_if(growth.places, [](const GrowingPlace& one) { return is_recurrent(one.where); });
-    if (place == growth.places.end() || !is_large(f, growth.grown_bytes, 0.2)) continue;
+    if (place == growth.places.end() || !is_large(f, growth.grown_bytes, kWorthNaming)) continue;
     if (growth.is_collected()) continue;  // the container keeps it, and not the state of the next step
     const std::string line = short_place(place->where);
     return Reason{

@@ -615,10 +615,9 @@ Found name_collected(const ReasonFacts& facts, double part) {
     how.insert(how.begin(),
                "model.config.use_cache = False  # in training nothing reads the keys and values of before");
   if (!is_of_step) {
-    const size_t dot = name.rfind('.');
-    how.insert(how.begin(),
-               fmt::format("{}.clear()  # once they have served: an earlier step made them{}", name,
-                           dot == name.npos ? "" : fmt::format("; of a metric: {}.reset()", name.substr(0, dot))));
+    const std::string_view object = object_of(name);
+    how.insert(how.begin(), fmt::format("{}.clear()  # once they have served: an earlier step made them{}", name,
+                                        object.empty() ? "" : fmt::format("; of a metric: {}.reset()", object)));
   }
   return Reason{.id = {},
                 .text = fmt::format("{}{} {} results{}: {}", variable,

@@ -33,7 +33,7 @@ Found find_results_of_each_layer(const ReasonFacts& facts) {
   constexpr double kWorth = 0.25;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase != Phase::forward || !is_of_numbered_layer(failed->where.module)) return {};
-  if (!failed->no_grad && builds_graph(facts).value_or(true)) return {};
+  if (fails_in_graph(facts).value_or(true)) return {};
   const std::string layers = fold_indices(failed->where.module);
   std::set<std::string_view> modules;
   VariableCounts keepers;
@@ -64,7 +64,7 @@ Found find_cache_made_anew(const ReasonFacts& facts) {
   constexpr double kWorth = 0.15;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !joins(failed->where) || failed->where.module.empty() || failed->step < 2) return {};
-  if (!failed->no_grad && builds_graph(facts).value_or(true)) return {};
+  if (fails_in_graph(facts).value_or(true)) return {};
   const auto is_of_line = [&](const LiveBlock& block) {
     return joins(block.made) && block.made.source == failed->where.source && is_data(block);
   };

@@ -21,14 +21,12 @@
 #include "profiler/trace/referrer_words.h"
 #include "profiler/trace/stack_call.h"
 
-// Rows of kReasons about forward passes whose graphs live: of an evaluation that nobody told to keep none, several before one backward, one
+// Rows of kReasons about forward passes whose graphs live: of an evaluation without torch.no_grad(), of several passes before one backward, of one
 // that goes through a long sequence step by step.
 
 namespace oomdiag {
 
 namespace {
-
-constexpr double kWorthNaming = 0.2;  ///< of what the device would have held
 
 /// The graphs that forward passes of the failing step built and no backward pass has freed.
 struct KeptPasses {

@@ -65,6 +65,10 @@ std::optional<bool> builds_graph(const ReasonFacts& facts) {
   return is_shown ? std::optional(false) : std::nullopt;
 }
 
+std::optional<bool> fails_in_graph(const ReasonFacts& facts) {
+  return failure(facts) != nullptr && failure(facts)->no_grad ? false : builds_graph(facts);
+}
+
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
   const OutOfMemory* failed = failure(facts);
   return failed != nullptr && any_op(failed->where, ops);
@@ -263,6 +267,10 @@ std::string assign_each(std::string_view name, const std::function<std::string(c
       name, [&](const std::string& list) { return fmt::format("{0}[:] = [{1} for x in {0}]", list, value("x")); });
 }
 
+std::string_view object_of(std::string_view name) {
+  return name.substr(0, name.find('.') == name.npos ? 0 : name.rfind('.'));
+}
+
 std::string line_for_hook(std::string_view referrer) {
   if (!contains(referrer, "_hooks[")) return {};
   return "handle = module.register_forward_hook(hook)  # and handle.remove() when it has served: a module keeps its "
@@ -272,11 +280,10 @@ std::string line_for_hook(std::string_view referrer) {
 std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weights) {
   std::vector<std::string> lines{line_for_kept(referrer, of_weights)};
   const std::string_view name = variable_name(referrer);
-  const size_t dot = name.rfind('.');
-  if (referrer.starts_with("list ") && dot != name.npos && name.find('[') == name.npos && !name.starts_with("self.")) {
-    lines.push_back(
-        fmt::format("{0}.clear()  # once they have been read: an object that collects, as a metric: {1}.reset()", name,
-                    name.substr(0, dot)));
+  const std::string_view object = object_of(name);
+  if (referrer.starts_with("list ") && !object.empty() && name.find('[') == name.npos && !name.starts_with("self.")) {
+    lines.push_back(fmt::format(
+        "{0}.clear()  # once they have been read: an object that collects, as a metric: {1}.reset()", name, object));
   }
   return lines;
 }
@@ -346,10 +353,7 @@ std::string beside_largest(const ReasonFacts& facts, int64_t bytes) {
 }
 
 bool is_of_attention(const Where& where) {
-  const auto names = [](std::string_view name) {
-    return name.find("attn") != name.npos || name.find("ttention") != name.npos ||
-           name.find("cache_utils") != name.npos;
-  };
+  const auto names = [](std::string_view name) { return contains_one_of(name, {"attn", "ttention", "cache_utils"}); };
   return names(where.module) || names(where.inner_source);
 }
 

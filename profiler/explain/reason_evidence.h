@@ -77,6 +77,9 @@ bool runs_checkpoints(const ReasonFacts& facts);
 /// Whether the step that failed builds a graph; nothing where it has made nothing that would show it.
 std::optional<bool> builds_graph(const ReasonFacts& facts);
 
+/// The same of what failed: nothing that runs without gradients is of a graph, whatever else the step builds.
+std::optional<bool> fails_in_graph(const ReasonFacts& facts);
+
 /// Whether it was requested in one of `ops`.
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops);
 
@@ -172,6 +175,9 @@ std::string for_each_item(std::string_view name, const std::function<std::string
 
 /// The same of an assignment; of items of a list themselves, "nets[*]", the list gets new ones.
 std::string assign_each(std::string_view name, const std::function<std::string(const std::string& item)>& value);
+
+/// "metric" of "metric.preds": the object that has the attribute; empty of a plain name.
+std::string_view object_of(std::string_view name);
 
 /// The line to write where a hook of a module keeps tensors, by the name that a referrer gives to them; else empty.
 std::string line_for_hook(std::string_view referrer);

@@ -179,6 +179,7 @@ Found find_passes_before_backward(const ReasonFacts& facts);
 Found find_vectorized(const ReasonFacts& facts);
 
 inline constexpr double kLargePart = 0.3;
+inline constexpr double kWorthNaming = 0.2;  ///< of graphs, and of what one op makes
 
 /// Of the request that failed; 0 where none did.
 int64_t requested_bytes(const ReasonFacts& facts);

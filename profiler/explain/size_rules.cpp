@@ -380,7 +380,7 @@ Found find_growing_steps(const ReasonFacts& facts) {
 
 // A batch of another size, longer sequences, or a part of the program that does not split what the others split.
 Found find_larger_step(const ReasonFacts& facts) {
-  constexpr double kWorthNaming = 1.5;
+  constexpr double kTimes = 1.5;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer) return {};
   const double times = compare_with_step_before(facts);
@@ -388,7 +388,7 @@ Found find_larger_step(const ReasonFacts& facts) {
   const Share work = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.step == now && !is_of_models(block.category) && !block.made.module.empty();
   });
-  if (times < kWorthNaming || !is_large(facts, work.bytes + failed->requested_bytes, 0.4)) return {};
+  if (times < kTimes || !is_large(facts, work.bytes + failed->requested_bytes, 0.4)) return {};
   const bool in_graph = builds_graph(facts).value_or(learns(facts));
   std::vector<std::string> lines{
       in_graph
@@ -434,11 +434,15 @@ Found find_not_under_autocast(const ReasonFacts& facts) {
 
 namespace {
 
+/// Of those whose shape is known.
+Share find_largest_shaped(const ReasonFacts& facts) {
+  return sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.shape.empty(); });
+}
+
 /// The shape of the largest tensor, "[1, 24, 1536000]", if it is of one sample, whose dimensions after the channels are all that is large;
 /// else empty.
 std::string find_single_sample(const ReasonFacts& facts) {
-  const Share largest =
-      sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.shape.empty(); });
+  const Share largest = find_largest_shaped(facts);
   if (largest.largest == nullptr || !is_large(facts, largest.largest->bytes, 0.1)) return {};
   const std::string shape(largest.largest->shape.substr(0, largest.largest->shape.find(']') + 1));
   const std::vector<int64_t> sizes = parse_shape(shape);
@@ -448,8 +452,7 @@ std::string find_single_sample(const ReasonFacts& facts) {
 /// Whether the largest tensor is a table of many rows, as of states, points or pairs.
 bool has_many_rows(const ReasonFacts& facts) {
   constexpr int64_t kMany = 4096;
-  const Share largest =
-      sum_blocks(facts, [](const LiveBlock& block) { return is_data(block) && !block.shape.empty(); });
+  const Share largest = find_largest_shaped(facts);
   const std::vector<int64_t> sizes =
       largest.largest == nullptr ? std::vector<int64_t>() : parse_shape(largest.largest->shape);
   return sizes.size() == 2 && sizes.front() >= kMany;
@@ -462,7 +465,7 @@ Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "checkpoint")) return {};
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
-  const std::optional<bool> graph = failed->no_grad ? false : builds_graph(facts);
+  const std::optional<bool> graph = fails_in_graph(facts);
   const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
   if (graph.value_or(has_trained) && !only_infers) return {};
   const Share saved = sum_category(facts, Category::activation);
@@ -617,7 +620,7 @@ int64_t count_paired(const std::vector<int64_t>& sizes) {
 
 // What is left to say of a step of training: how much it works on at once, and what each row takes.
 Found find_many_rows(const ReasonFacts& facts) {
-  constexpr double kWorthNaming = 0.25;  // of the memory: most layers have other sizes
+  constexpr double kWorth = 0.25;  // of the memory: most layers have other sizes
   constexpr int64_t kManyRows = 64;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer || !builds_graph(facts).value_or(false)) return {};
@@ -633,7 +636,7 @@ Found find_many_rows(const ReasonFacts& facts) {
     if (!rows.empty()) alike[std::move(rows)].add(block);
   }
   const auto most = std::ranges::max_element(alike, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == alike.end() || !is_large(facts, most->second.bytes, kWorthNaming)) return {};
+  if (most == alike.end() || !is_large(facts, most->second.bytes, kWorth)) return {};
   const auto& [sizes, work] = *most;
   int64_t rows = 1;
   for (const int64_t size : sizes) {
@@ -660,7 +663,7 @@ Found find_many_rows(const ReasonFacts& facts) {
 
 Found find_full_matrices(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
-  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, 0.2)) return {};
+  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, kWorthNaming)) return {};
   const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
   return Reason{.id = {},
                 .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",

@@ -129,7 +129,10 @@ void DeviceFollower::read_layout(const Event& event, uint64_t index) {
 void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer) result_.searched_at = std::min(result_.searched_at, index);
   const bool is_host_tensor = event.kind == EventKind::referrer && event.address == 0 && event.detail != 0;
-  if (is_host_tensor) result_.referrers.push_back({{}, event.detail, event.call_id, event.bytes, false, true});
+  if (is_host_tensor) {
+    result_.referrers.push_back(
+        {.variable = event.detail, .nodes = event.call_id, .bytes = event.bytes, .on_host = true});
+  }
   if (event.address == 0) return;  // it is about an OOM, or a search begins
   uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
