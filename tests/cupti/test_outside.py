@@ -205,6 +205,11 @@ class Doctor(unittest.TestCase):
         self.assertIn("only PyTorch's own one can be recorded", text)
 
 
+def can_be_measured(name):
+    """A model has no driver of another age or system to measure, and no speed."""
+    return name not in ("older_total_bytes", "wddm_total_bytes") and not name.endswith("_per_second")
+
+
 class Calibrate(unittest.TestCase):
     """scripts/calibrate on the virtual device, where it measures the model. Slow: it starts python five times."""
 
@@ -218,8 +223,9 @@ class Calibrate(unittest.TestCase):
             self.assertIn("numbers of the model", done.stdout)
             gpu = json.loads(file.read_text())
             model = json.loads((ROOT / "extension/virtual_device/device_files/rtx3060.json").read_text())
-            measured = {name: gpu[name]["value"] for name, entry in model.items() if isinstance(entry, dict)}
-            self.assertEqual(measured, {name: entry["value"] for name, entry in model.items() if isinstance(entry, dict)})
+            expected = {name: entry["value"] for name, entry in model.items() if isinstance(entry, dict) and can_be_measured(name)}
+            measured = {name: gpu[name]["value"] for name in expected}
+            self.assertEqual(measured, expected)
             self.assertEqual({gpu[name]["mark"] for name in measured}, {"U"})
             self.assertEqual(len(gpu["measurements"]["cudnn"]["batch_norm"]), 20)
             self.assertTrue(all("workspace" in one for one in gpu["measurements"]["cudnn"]["rnn"]))
