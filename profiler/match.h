@@ -16,6 +16,9 @@ inline constexpr uint32_t kUnmatched = ~uint32_t{0};
 std::vector<uint32_t> match(std::span<const uint64_t> left, std::span<const uint64_t> right,
                             size_t most_differences = 4000);
 
+/// The same of any two sequences, from end to end: the longest one where they differ in some thousand elements, else a long one.
+std::vector<uint32_t> match_whole(std::span<const uint64_t> left, std::span<const uint64_t> right);
+
 /// What two sequences have in common up to where one of them ends.
 struct CommonPart {
   std::vector<uint32_t> partners{};    ///< as of match()

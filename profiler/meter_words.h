@@ -6,4 +6,7 @@ namespace oomdiag {
 /// Behind the name of a copy: on a stream of the program's own, so that it runs beside what the default stream computes.
 inline constexpr char kOnOwnStream[] = "@stream";
 
+/// Before the name of a kernel that no operator launches.
+inline constexpr char kKernelPrefix[] = "kernel::";
+
 }  // namespace oomdiag

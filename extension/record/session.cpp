@@ -24,6 +24,7 @@
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/internal_names.h"
+#include "extension/record/launch_meter.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_arguments.h"
@@ -200,7 +201,10 @@ void begin(uint32_t steps_before) {
   std::atexit(finish);
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
-  if (is_metered()) start_work_meter(the_session->trace().parent_path() / kWorkFile);
+  if (is_metered()) {
+    start_work_meter(the_session->trace().parent_path() / kWorkFile);
+    start_launch_meter();
+  }
   if (keeps_arguments()) start_op_arguments(the_session->trace().parent_path() / kArgumentsFile);
   is_recording.store(true);
   check_internal_names();

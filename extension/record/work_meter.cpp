@@ -400,6 +400,14 @@ void write_at_exit() {
 
 }  // namespace
 
+void meter_kernel(std::string_view name, int64_t read_bytes, int64_t written_bytes, bool is_known) {
+  if (metered_thread().open.call != nullptr || in_forked_child() || !recording()) return;
+  const PhaseAndModule place = locate(thread_state());
+  const auto as_tensor = [](int64_t bytes) { return " Byte:1:" + std::to_string(bytes); };
+  count_call(std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + kKernelPrefix + std::string(name) +
+             '\t' + as_tensor(read_bytes) + (is_known ? " i:1" : " i:0") + " >" + as_tensor(written_bytes));
+}
+
 void start_work_meter(const std::filesystem::path& file) {
   work_meter().file = file;
   std::atexit(write_at_exit);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string_view>
 
 namespace oomdiag {
 
@@ -17,12 +19,16 @@ inline constexpr char kWorkFile[] = "work";
 /// element, shape; "@host" after it where it is not on a GPU, "~" where elements that are neighbours in its last dimension lie apart in
 /// memory), a list of tensors "list:dtype:count:bytes:elements of those with two dimensions and more", a number or bool "i:5", bools
 /// "m:110", anything else "-". A collective is the operator "nccl::all_reduce", as ProcessGroupNCCL calls it, whose inputs are its tensors,
-/// the ranks of its group, the distance between two of them (-1: that of the whole job), and whether the next operator waits for it. In a
-/// job the second line has the ranks of a host, and the links that the command line names:
+/// the ranks of its group, the distance between two of them (-1: that of the whole job), and whether the next operator waits for it. A kernel
+/// that no operator launches is "kernel::triton_poi_fused_add_0", with the bytes that it reads and writes as two tensors, and whether that is
+/// all that it does. In a job the second line has the ranks of a host, and the links that the command line names:
 ///
 ///   job TAB 8 nvlink,rdma
 ///
 /// Call it once, while recording.
 void start_work_meter(const std::filesystem::path& file);
+
+/// Counts a kernel that this thread launches, outside of operators that are metered (launch_meter.h): their kernels belong to them.
+void meter_kernel(std::string_view name, int64_t read_bytes, int64_t written_bytes, bool is_known);
 
 }  // namespace oomdiag

@@ -60,4 +60,5 @@ OOMDIAG_FAMILY(indexing, longest)
 OOMDIAG_FAMILY(indexing_backward, longest)
 OOMDIAG_FAMILY(scattering, longest)  // adds or writes where an index says
 OOMDIAG_FAMILY(optimizer, longest)
+OOMDIAG_FAMILY(fused, longest)  // kernels that no operator launches: of torch.compile, Triton, CuPy
 OOMDIAG_FAMILY(other, longest)

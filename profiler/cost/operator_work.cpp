@@ -6,6 +6,7 @@
 
 #include "profiler/cost/metered_operator.h"
 #include "profiler/cost/products.h"
+#include "profiler/meter_words.h"
 #include "profiler/one_of.h"
 
 namespace oomdiag {
@@ -59,6 +60,7 @@ WorkKind convolution_kind_of(const MatrixProduct& product) {
 
 WorkKind work_kind_of(const MeteredOperator& metered, const OperatorWork& work) {
   const std::string_view name = metered.name;
+  if (name.starts_with(kKernelPrefix)) return WorkKind::fused;
   if (!work.products.empty() && name.find("conv") != name.npos) {
     return convolution_kind_of(work.products.front());
   }
@@ -325,6 +327,7 @@ std::string_view name_of(WorkKind kind) {
                                          "indexing",
                                          "copy",
                                          "optimizer",
+                                         "fused",
                                          "other"};
   return kNames[static_cast<size_t>(kind)];
 }
@@ -342,7 +345,8 @@ OperatorWork work_of(const MeteredOperator& metered) {
   work.products = products.value_or(std::vector<MatrixProduct>{});
   work.precision = precision_of(metered);
   work.kind = work_kind_of(metered, work);
-  work.is_backward = work.kind != WorkKind::elementwise && metered.name.find("_backward") != metered.name.npos;
+  work.is_backward = work.kind != WorkKind::elementwise && work.kind != WorkKind::fused &&
+                     metered.name.find("_backward") != metered.name.npos;
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
   work.serial_blocks = serial_blocks_of(metered, work);

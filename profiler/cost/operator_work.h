@@ -34,6 +34,7 @@ enum class WorkKind {
   indexing,
   copy,
   optimizer,
+  fused,  ///< kernels that no operator launches: of torch.compile, Triton, CuPy
   other
 };
 std::string_view name_of(WorkKind kind);

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "profiler/cost/metered_operator.h"
+#include "profiler/meter_words.h"
 #include "profiler/one_of.h"
 
 namespace oomdiag {
@@ -144,10 +145,18 @@ bool is_unknown(std::string_view name) {
   return std::ranges::any_of(kParts, [&](std::string_view part) { return name.find(part) != name.npos; });
 }
 
+/// What a kernel that no operator launches reads, and whether that is all that it does (extension/record/work_meter.h).
+Products of_kernel(const MeteredOperator& metered) {
+  const bool is_known = metered.inputs.size() > 1 && metered.inputs[1].kind == WorkValue::Kind::number &&
+                        metered.inputs[1].values[0] != 0;
+  return is_known ? Products(std::vector<MatrixProduct>{}) : std::nullopt;
+}
+
 }  // namespace
 
 Products products_of(const MeteredOperator& metered) {
   const std::string_view name = metered.name;
+  if (name.starts_with(kKernelPrefix)) return of_kernel(metered);
   if (is_one_of(name, {"aten::mm", "aten::bmm", "aten::mv", "aten::_scaled_mm"})) return matrix_product(metered, 0);
   if (is_one_of(name, {"aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addmv",
                        "aten::_addmm_activation"})) {

@@ -71,6 +71,7 @@ inline constexpr TimeCoefficients kTimeCoefficients[] = {
     {1.300, 12.790, 0.4000},   // indexing_backward
     {1.300, 5.897, 0.4000},    // scattering
     {1.300, 1.255, 0.4000},    // optimizer
+    {1.300, 1.200, 0.4000},    // fused
     {1.300, 1.200, 0.4000},    // other
 };
 

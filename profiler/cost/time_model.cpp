@@ -196,6 +196,8 @@ KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
       return by_order(work.order, copy, mixed_copy, strided_copy);
     case WorkKind::optimizer:
       return optimizer;
+    case WorkKind::fused:
+      return fused;
     case WorkKind::other:
       return other;
   }

@@ -25,9 +25,8 @@ struct Alignment {
   bool operator==(const Alignment&) const = default;
 };
 
-/// Aligns two sequences. Elements are equal, or `alike` where they differ by no more than their upper 60 bits: then they
-/// may stand for each other as changed. Linear where the sequences are equal; where they are not, looks for the nearest
-/// place where they agree again, first nearby, then by what is common within some ten thousand elements.
+/// Aligns two sequences: as many elements are equal as can be, up to where one of them ends or from end to end, whichever is more.
+/// Others that lie between the same two equal ones stand for each other as changed. Linear where the sequences are equal.
 Alignment align(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps);
 
 }  // namespace oomdiag

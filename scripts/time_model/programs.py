@@ -5,7 +5,8 @@ in a child of its own, whose process id it prints beside it. Kernels compute not
 
 Needs timm for the suites timm-train and timm-infer-… (benchmark.py of timm with --amp: float16 autocast, SGD with momentum, cross-entropy).
 The suites h100 and h200 are trainings of tests/truth/measured_rows.py, name "program:plan".
-The suite liger is what Liger-Kernel's benchmarks compare its kernels with: plain PyTorch in bfloat16; its batch is the varied size.
+The suite liger is what Liger-Kernel's benchmarks compare its kernels with: plain PyTorch in bfloat16; its batch is the varied size. The suite
+fused has those kernels themselves, and needs liger-kernel.
 """
 
 import functools
@@ -86,17 +87,57 @@ def make_liger(name, size):
     return (random(2048, size),), rms_norm
 
 
-def run_liger(name, size, _):
+def make_fused(name, size):
+    """Kernels in Triton, Liger's and those that torch.compile writes, of the same benchmarks."""
+    import torch
+    from liger_kernel import transformers as liger
+    from liger_kernel.transformers.experimental.embedding import LigerEmbedding
+    from transformers import LlamaConfig
+
+    def random(*shape, dtype=torch.bfloat16):
+        return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+
+    config = LlamaConfig(hidden_size=4096, intermediate_size=11008, hidden_act="gelu_pytorch_tanh" if name == "geglu" else "silu")
+    labels = torch.zeros(size if name == "fused_linear_cross_entropy" else 8 * 2048, dtype=torch.long, device="cuda")
+    if name in ("swiglu", "geglu"):
+        mlp = (liger.LigerSwiGLUMLP if name == "swiglu" else liger.LigerGEGLUMLP)(config).to("cuda", torch.bfloat16)
+        return (random(4 if name == "swiglu" else 8, size, 4096),), mlp
+    if name == "cross_entropy":
+        loss = liger.LigerCrossEntropyLoss()
+        return (random(8 * 2048, size, dtype=torch.float32),), lambda x: loss(x, labels)
+    if name == "fused_linear_cross_entropy":
+        head, loss = torch.nn.Linear(4096, 128256, bias=False, device="cuda", dtype=torch.bfloat16), liger.LigerFusedLinearCrossEntropyLoss()
+        return (random(size, 4096),), lambda x: loss(head.weight, x, labels)
+    if name == "layer_norm":
+        return (random(4096, size, dtype=torch.float32),), liger.LigerLayerNorm(size, eps=1e-6).cuda()
+    if name == "rms_norm":
+        return (random(2048, size),), liger.LigerRMSNorm(size).to("cuda", torch.bfloat16)
+    if name == "rope":
+        queries, keys = random(1, 2048, 32, size // 32).transpose(1, 2), random(1, 2048, 8, size // 32).transpose(1, 2)
+        angles = random(1, 2048, size // 32).detach()
+        return (queries, keys), lambda q, k: liger.liger_rotary_pos_emb(q, k, angles, angles)
+    tokens, wide = torch.zeros(8, 2048, dtype=torch.long, device="cuda"), 4096
+    layer = (LigerEmbedding if name == "embedding" else torch.nn.Embedding)(size, wide).cuda()
+    layer = torch.compile(layer) if name == "compiled_embedding" else layer
+    return (), lambda: layer(tokens)
+
+
+def run_liger(name, size, _, make=make_liger):
     import torch
 
     kernel, mode = name.split(":")
-    inputs, function = make_liger(kernel, size)
+    inputs, function = make(kernel, size)
     marker = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device="cuda"))], lr=1)  # its steps are those of the meter
-    given = torch.empty_like(function(*inputs))
+
+    def run_forward():
+        results = function(*inputs)
+        return results if isinstance(results, tuple) else (results,)
+
+    given = [torch.empty_like(result) for result in run_forward()]
     for _ in range(STEPS):
-        output = function(*inputs)
+        results = run_forward()
         if mode == "full":
-            output.backward(given)
+            torch.autograd.backward(results, given)
         marker.step()
 
 
@@ -111,7 +152,7 @@ def train_measured(name, *_):
 
 # Which options of benchmark.py a table of inference was made with is not published: with others, models that an option changes take half or
 # twice the time.
-SUITES = {"h100": train_measured, "h200": train_measured, "timm-train": train_timm, "liger": run_liger,
+SUITES = {"h100": train_measured, "h200": train_measured, "timm-train": train_timm, "liger": run_liger, "fused": functools.partial(run_liger, make=make_fused),
           "timm-infer-fast-norm": functools.partial(infer_timm, fast_norm=True),
           "timm-infer-reparam": functools.partial(infer_timm, reparam=True),
           "timm-infer-fast-norm-reparam": functools.partial(infer_timm, fast_norm=True, reparam=True)}

@@ -69,6 +69,33 @@ a * a, a * b, a.t() * 2, torch.mm(a, a.t()), a.half()
 """
 
 
+TRITON = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+@triton.jit
+def divide_by_sum(x, columns, BLOCK: tl.constexpr):
+    row = x + tl.program_id(0) * columns
+    total = 0.0
+    for begin in range(0, columns, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(row + at, mask=at < columns, other=0.0))
+    for begin in range(0, columns, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        tl.store(row + at, tl.load(row + at, mask=at < columns) / total, mask=at < columns)
+
+x = torch.ones(1024, 4096, device="cuda")
+y = torch.empty_like(x)
+scale[(x.numel() // 1024,)](x, y, x.numel(), BLOCK=1024)
+divide_by_sum[(1024,)](x, 4096, BLOCK=512)
+"""
+
+
 class Base(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-cost"))
@@ -142,6 +169,16 @@ class Quick(Base):
         self.assertEqual(found["aten::mul", "Float 32x64~, Long"], "strided_elementwise")
         self.assertEqual(found["aten::mm", "Float 64x32, Float 32x64~"], "fp32_product")
         self.assertEqual(found["aten::copy_", "Half 64x32, Float 64x32"], "copy")
+
+    def test_kernels_of_triton_take_what_their_code_says_that_they_read_and_write(self):
+        (self.folder / "program.py").write_text(TRITON)
+        self.run_program(self.folder / "program.py")
+        found = {row["operator"]: row for row in self.work_rows() if row["operator"].startswith("kernel::")}
+        matrix = 1024 * 4096 * 4
+        self.assertEqual({name: (row["inputs"], int(row["memory_bytes"])) for name, row in found.items()},
+                         {"kernel::scale": (f"Byte {matrix}", 2 * matrix), "kernel::divide_by_sum": (f"Byte {2 * matrix}", 3 * matrix)})
+        self.assertEqual({row["family"] for row in found.values()}, {"fused"})
+        self.assertEqual({row["metered"] for row in found.values()}, {"1"})
 
     def test_a_device_file_of_ones_own_has_rates_of_its_own(self):
         file = json.loads((DEVICES / "a100-80.json").read_text())

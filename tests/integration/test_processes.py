@@ -413,7 +413,7 @@ class PythonEndings(ProcessTest):
         self.assertIsNone(report["ranks"][0]["failure"])
         self.assertEqual((report["cause"]["kind"], report["ranks"][1]["cause"]), ("imbalance", "imbalance"), done.stderr)
         self.assertEqual(report["cause"]["evidence"]["imbalance"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
-        self.assertRegex(done.stderr, "cause +imbalance: this GPU holds .* evenly spread it would fit")
+        self.assertRegex(done.stderr, "why +imbalance: this GPU holds .* evenly spread it would fit")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/launch_bounds.h"
+#include "extension/virtual_device/driver/launch_observer.h"
 #include "extension/virtual_device/driver/module.h"
 #include "extension/virtual_device/entry_point.h"
 
@@ -33,7 +34,9 @@ CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_byte
                         shared_bytes <= static_cast<unsigned>(oomdiag::dynamic_shared_bytes(device->gpu, kernel));
   if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
   oomdiag::forget_arguments(arguments);
-  return oomdiag_device_launch(stream, grid.count() * block.count());
+  const auto threads = grid.count() * block.count();
+  oomdiag::tell_of_launch(kernel, threads, arguments);
+  return oomdiag_device_launch(stream, threads);
 }
 
 /// Blocks of so many threads, each with so much dynamic shared memory, that one multiprocessor takes at once.

@@ -2,12 +2,16 @@
 
 #include <elf.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <vector>
 
 #include "extension/virtual_device/driver/host_memory.h"
+#include "extension/virtual_device/driver/kernel_traffic.h"
+#include "extension/virtual_device/driver/launch_observer.h"
 
 namespace oomdiag {
 namespace {
@@ -76,6 +80,33 @@ bool begins_as_ptx(std::string_view text) {
   return false;
 }
 
+bool holds(const std::filesystem::path& file, const void* image) {
+  std::ifstream stream(file, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
+  return !bytes.empty() && can_read(image, bytes.size()) && std::memcmp(bytes.data(), image, bytes.size()) == 0;
+}
+
+/// The PTX that Triton keeps beside a cubin in its cache, of which this is the image with such a kernel; empty if it has none.
+std::string find_ptx_of_triton(const void* image, const std::string& kernel) {
+  const char* const cache = std::getenv("TRITON_CACHE_DIR");
+  if (cache == nullptr) return {};
+  std::error_code error;
+  for (const auto& folder : std::filesystem::directory_iterator(cache, error)) {
+    if (!holds(folder.path() / (kernel + ".cubin"), image)) continue;
+    std::ifstream stream(folder.path() / (kernel + ".ptx"));
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  return {};
+}
+
+/// Of the first kernel of which there is PTX.
+std::map<std::string, KernelTraffic> read_traffic_of_cubin(const void* image, const CodeNames& names) {
+  for (const std::string& kernel : names.kernels) {
+    if (const std::string ptx = find_ptx_of_triton(image, kernel); !ptx.empty()) return read_kernel_traffic(ptx);
+  }
+  return {};
+}
+
 }  // namespace
 
 CUresult read_code(const void* image, Code& code) {
@@ -85,12 +116,14 @@ CUresult read_code(const void* image, Code& code) {
   if (std::memcmp(image, ELFMAG, SELFMAG) == 0) {
     if (!can_read(image, sizeof(Elf64_Ehdr))) return CUDA_ERROR_INVALID_IMAGE;
     code.names = read_cubin(image);
+    if (launches_are_watched() && code.names) code.traffic = read_traffic_of_cubin(image, *code.names);
     return CUDA_SUCCESS;
   }
   if (magic == kFatBinary || magic == kFatWrapper || magic == kBitcode) return CUDA_SUCCESS;
   const std::string_view text(static_cast<const char*>(image));
   if (!begins_as_ptx(text)) return CUDA_ERROR_INVALID_IMAGE;
   code.names = read_ptx(text);
+  if (launches_are_watched()) code.traffic = read_kernel_traffic(text);
   return CUDA_SUCCESS;
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "extension/virtual_device/driver/kernel_traffic.h"
+
 // What a module's code says of itself. PTX is text and a cubin is ELF, so that their names can be read; what a fat binary holds
 // is not documented, and NVVM's and nvJitLink's forms are compiled later: there every name may exist.
 
@@ -21,6 +23,8 @@ struct CodeNames {
 
 struct Code {
   std::optional<CodeNames> names;  ///< nullopt: any name may exist
+  std::map<std::string, KernelTraffic>
+      traffic{};  ///< of its kernels, where a run is metered and the code is or has PTX
 };
 
 /// The names that a PTX module defines (PTX ISA, "Kernel and function directives" and "Variables").

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include "extension/launches.h"
 #include "extension/virtual_device/entry_point.h"
 
 // What libcuda.so.1 exports beside the driver API: what its sibling mocks need and the driver API does not offer, and
@@ -20,6 +21,10 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name)
 /// a handle's workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours;
 /// null stops it.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes));
+
+/// Calls `on_launch` at each, on the launching thread, before it is submitted; null stops it. Of a graph's launches those are told that are
+/// captured, not its replays. To be set before the kernel's code is loaded.
+OOMDIAG_ENTRY_POINT void oomdiag_device_set_launch_observer(void (*on_launch)(const struct oomdiag_launch*));
 
 /// Notes such a failed request on the current device.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note_oom(int64_t bytes);

@@ -3,32 +3,12 @@
 //   .visible .entry NAME (…) {…}
 //   .visible .global .align 4 .v2 .b32 NAME[3][4] = {…};       .const and .attribute(.managed) alike; .extern is another's
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "extension/virtual_device/driver/code.h"
+#include "extension/virtual_device/driver/ptx_types.h"
 
 namespace oomdiag {
 namespace {
-
-constexpr std::array<std::pair<std::string_view, int64_t>, 18> kTypeBytes{{{".b8", 1},
-                                                                           {".u8", 1},
-                                                                           {".s8", 1},
-                                                                           {".b16", 2},
-                                                                           {".u16", 2},
-                                                                           {".s16", 2},
-                                                                           {".f16", 2},
-                                                                           {".bf16", 2},
-                                                                           {".b32", 4},
-                                                                           {".u32", 4},
-                                                                           {".s32", 4},
-                                                                           {".f32", 4},
-                                                                           {".b64", 8},
-                                                                           {".u64", 8},
-                                                                           {".s64", 8},
-                                                                           {".f64", 8},
-                                                                           {".b128", 16},
-                                                                           {".f16x2", 4}}};
 
 bool is_name_part(char letter) {
   return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '_' || letter == '$' || letter == '.' ||
@@ -80,15 +60,14 @@ void read_variable(Words& words, CodeNames& names, bool is_external) {
   int64_t bytes = 0;
   std::string_view word = words.next();
   for (; !word.empty() && word != "=" && word != ";"; word = words.next()) {
-    const auto* type = std::ranges::find(kTypeBytes, word, &std::pair<std::string_view, int64_t>::first);
     if (word == ".align") {
       words.next();
     } else if (word == "(") {  // of .attribute
       while (!word.empty() && word != ")") word = words.next();
     } else if (word == ".v2" || word == ".v4") {
       bytes = word == ".v2" ? 2 : 4;
-    } else if (type != kTypeBytes.end()) {
-      bytes = std::max<int64_t>(bytes, 1) * type->second;
+    } else if (const int64_t of_type = bytes_of_ptx_type(word); of_type > 0) {
+      bytes = std::max<int64_t>(bytes, 1) * of_type;
     } else if (word == "[") {
       word = words.next();
       if (word != "]") bytes *= number_of(word);

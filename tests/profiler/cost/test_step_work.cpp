@@ -39,6 +39,21 @@ TEST_CASE("bytes are those of inputs and outputs, but for what is only written a
   CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").launches == 2);
 }
 
+TEST_CASE("a kernel that no operator launches takes what it reads and writes, and may do more than is known",
+          "[cost]") {
+  const auto kernel = [](const std::string& values) {
+    return work_of(parse_metered_operator("1\tbackward\t0\tkernel::triton_poi_fused_relu_backward_0\t1\t" + values));
+  };
+  const OperatorWork known = kernel("Byte:1:1000 i:1 > Byte:1:500");
+  CHECK(known.kind == WorkKind::fused);
+  CHECK(known.memory_bytes == 1500);
+  CHECK(known.flops() == 0);
+  CHECK(known.is_metered);
+  CHECK(family_of(known, fast_device()) == KernelFamily::fused);
+  CHECK(modelled_time(known, fast_device()).has_value());
+  CHECK_FALSE(kernel("Byte:1:1000 i:0 > Byte:1:500").is_metered);
+}
+
 TEST_CASE("a copy from the host goes over the bus", "[cost]") {
   const OperatorWork copy = work("copy_", "Float:4:100 Float:4:100@host i:0 > Float:4:100");
   CHECK(copy.bus_bytes == 400);

@@ -68,6 +68,28 @@ TEST_CASE("whatever two sequences are, every element is accounted for", "[compar
   }
 }
 
+TEST_CASE("as many elements are equal as a longest common subsequence has", "[compare][fuzz]") {
+  std::mt19937_64 random(9);
+  for (int round = 0; round < 200; ++round) {
+    const auto left = random_elements(random() % 80, random()), right = random_elements(random() % 80, random());
+    std::vector<std::vector<uint64_t>> longest(left.size() + 1, std::vector<uint64_t>(right.size() + 1));
+    for (size_t i = 1; i <= left.size(); ++i) {
+      for (size_t j = 1; j <= right.size(); ++j) {
+        longest[i][j] =
+            left[i - 1] == right[j - 1] ? longest[i - 1][j - 1] + 1 : std::max(longest[i - 1][j], longest[i][j - 1]);
+      }
+    }
+    CHECK(align(left, right, 5).equal == longest[left.size()][right.size()]);
+  }
+}
+
+TEST_CASE("sequences that have nearly nothing in common are aligned in a moment", "[compare]") {
+  const auto left = random_elements(60000, 11), right = random_elements(50000, 12);
+  const Alignment found = align(left, right, 5);
+  CHECK(found.equal > 8000);
+  CHECK(found.equal + found.changed + found.only_left + found.left_rest == left.size());
+}
+
 TEST_CASE("two recordings of the same program are equal", "[compare]") {
   const Comparison found = compare(run(500, 3_MiB), run(500, 3_MiB), 0);
   CHECK(found.is_equal());
