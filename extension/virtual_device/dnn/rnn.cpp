@@ -173,8 +173,3 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t, cudnn
   if (reserve_bytes) *reserve_bytes = mode == CUDNN_FWD_MODE_TRAINING ? count_reserve_bytes(rnn, batch) : 0;
   return oomdiag::give_estimate("cudnnGetRNNTempSpaceSizes", workspace_bytes, count_workspace_bytes(rnn, batch));
 }
-
-/// Programs pass their handle first, but nothing is built.
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBuildRNNDynamic(cudnnHandle_t, cudnnRNNDescriptor_t, int32_t) {
-  return CUDNN_STATUS_SUCCESS;
-}

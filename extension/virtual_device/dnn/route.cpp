@@ -17,7 +17,7 @@
 //
 // This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
 // functions that it defines, and find all others in the real library, which must be there. What takes a handle and has
-// no such route is in legacy.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
+// no such route is in entry_points.txt and rnn.cpp, or a generated stub: a handle of ours must never reach the real
 // library. Who looks functions up by cuDNN's name gets them by way of open.cpp.
 
 #include <cudnn.h>
@@ -144,21 +144,6 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
     if (const auto error = oomdiag::find_description(ordinal, &description)) return error;
   }
   *handle = reinterpret_cast<cudnnHandle_t>(new oomdiag::DnnHandle);
-  return CUDNN_STATUS_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
-  delete oomdiag::find_handle(handle);
-  return CUDNN_STATUS_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
-  oomdiag::find_handle(handle)->stream = stream;
-  return CUDNN_STATUS_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
-  *stream = oomdiag::find_handle(handle)->stream;
   return CUDNN_STATUS_SUCCESS;
 }
 
