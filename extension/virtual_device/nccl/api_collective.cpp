@@ -3,7 +3,6 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/nccl/communicator.h"
-#include "extension/virtual_device/nccl/connections.h"
 #include "extension/virtual_device/nccl/mailbox.h"
 #include "extension/virtual_device/nccl/single_rank/deferred_calls.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
@@ -11,6 +10,7 @@
 
 using oomdiag::Collective;
 using oomdiag::element_bytes;
+using oomdiag::join;
 using oomdiag::submit;
 
 namespace {
@@ -53,21 +53,21 @@ ncclResult_t take(void* to, const void* from, size_t bytes, cudaStream_t stream)
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
                                                ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::all_reduce)) return error;
+  if (const ncclResult_t error = join(comm, Collective::all_reduce)) return error;
   take_part(*comm);
   return take(to, from, count * element_bytes(type), stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                             int root, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
+  if (const ncclResult_t error = join(comm, Collective::other, root)) return error;
   take_part(*comm);
   return comm->rank == root ? take(to, from, count * element_bytes(type), stream) : submit(stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
                                                    ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::reduction_or_gathering)) return error;
+  if (const ncclResult_t error = join(comm, Collective::reduction_or_gathering)) return error;
   take_part(*comm);
   const size_t bytes = count * element_bytes(type);
   return take(to, at(from, comm->rank, bytes), bytes, stream);
@@ -75,7 +75,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, s
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                                ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
+  if (const ncclResult_t error = join(comm, Collective::other, root)) return error;
   const size_t bytes = count * element_bytes(type);
   if (comm->rank == root) {
     take_part(*comm, from, bytes);
@@ -101,7 +101,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataT
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                                                ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::reduction_or_gathering)) return error;
+  if (const ncclResult_t error = join(comm, Collective::reduction_or_gathering)) return error;
   const size_t bytes = count * element_bytes(type);
   gather(*comm, from, to, bytes, take_part(*comm, from, bytes));
   return submit(stream);
@@ -109,7 +109,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclAllGather(const void* from, void* to, size_
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGather(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                             ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
+  if (const ncclResult_t error = join(comm, Collective::other, root)) return error;
   const size_t bytes = count * element_bytes(type);
   const uint64_t number = take_part(*comm, from, bytes);
   if (comm->rank == root) gather(*comm, from, to, bytes, number);
@@ -118,7 +118,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclGather(const void* from, void* to, size_t c
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclScatter(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                              ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
+  if (const ncclResult_t error = join(comm, Collective::other, root)) return error;
   const size_t bytes = count * element_bytes(type);
   if (comm->rank == root) {
     take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
@@ -135,10 +135,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclScatter(const void* from, void* to, size_t 
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
                                               ncclComm_t comm, cudaStream_t stream) {
-  for (int rank = 0; rank < comm->count; ++rank) {
-    if (rank == comm->rank) continue;
-    if (const ncclResult_t error = comm->connections->reach(rank)) return error;
-  }
+  if (const ncclResult_t error = oomdiag::reach_all(comm)) return error;
   const size_t bytes = count * element_bytes(type);
   const uint64_t number = take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
   if (comm->is_count_guessed) oomdiag_device_forget_whole(to);

@@ -1,11 +1,12 @@
 // Messages from one rank to another.
 
+#include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/nccl/single_rank/deferred_calls.h"
 #include "extension/virtual_device/nccl/transfer.h"
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
                                           ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->reach(peer)) return error;
+  if (const ncclResult_t error = oomdiag::reach(comm, peer)) return error;
   const size_t bytes = count * oomdiag::element_bytes(type);
   if (comm->mailbox) comm->mailbox->send(1 + peer, oomdiag::known_bytes(from, bytes));
   const bool is_deferred = oomdiag::defer_to_group_end(
@@ -16,7 +17,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDa
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                                           cudaStream_t stream) {
-  if (const ncclResult_t error = comm->connections->reach(peer)) return error;
+  if (const ncclResult_t error = oomdiag::reach(comm, peer)) return error;
   const uint64_t number = comm->received[static_cast<size_t>(peer)]++;
   const oomdiag::Incoming incoming{.id = {.sender = peer, .channel = 1 + comm->rank, .number = number},
                                    .bytes = count * oomdiag::element_bytes(type),
@@ -27,16 +28,3 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t
   }
   return oomdiag::submit(stream);
 }
-
-#if NCCL_VERSION_CODE >= 23000
-OOMDIAG_ENTRY_POINT ncclResult_t ncclPutSignal(const void*, size_t, ncclDataType_t, int, ncclWindow_t, size_t, int, int,
-                                               unsigned, ncclComm_t, cudaStream_t stream) {
-  return oomdiag::submit(stream);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclSignal(int, int, int, unsigned, ncclComm_t, cudaStream_t stream) {
-  return oomdiag::submit(stream);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclWaitSignal(int, ncclWaitSignalDesc_t*, ncclComm_t, cudaStream_t stream) {
-  return oomdiag::submit(stream);
-}
-#endif

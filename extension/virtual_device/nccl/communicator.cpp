@@ -8,8 +8,10 @@
 #include "extension/virtual_device/nccl/single_rank/job.h"
 #include "extension/virtual_device/nccl/single_rank/members.h"
 
-ncclResult_t oomdiag::make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
-                                        const ncclConfig_t* config) {
+namespace oomdiag {
+
+ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
+                               const ncclConfig_t* config) {
   *handle = nullptr;
   if (count < 1 || rank < 0 || rank >= count) return ncclInvalidArgument;
   auto comm = std::make_unique<ncclComm>(ncclComm{.count = count, .rank = rank, .id = id});
@@ -31,3 +33,21 @@ ncclResult_t oomdiag::make_communicator(ncclComm_t* handle, int count, int rank,
   *handle = comm.release();
   return ncclSuccess;
 }
+
+ncclResult_t join(ncclComm_t comm, Collective collective, int root) {
+  const bool is_there = comm && root >= 0 && root < comm->count;
+  return is_there ? comm->connections->join(collective) : ncclInvalidArgument;
+}
+
+ncclResult_t reach(ncclComm_t comm, int rank) { return comm ? comm->connections->reach(rank) : ncclInvalidArgument; }
+
+ncclResult_t reach_all(ncclComm_t comm) {
+  if (!comm) return ncclInvalidArgument;
+  for (int rank = 0; rank < comm->count; ++rank) {
+    if (rank == comm->rank) continue;
+    if (const ncclResult_t error = reach(comm, rank)) return error;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace oomdiag

@@ -35,4 +35,11 @@ namespace oomdiag {
 ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
                                const ncclConfig_t* config);
 
+/// Before a collective, and before messages: ncclInvalidArgument where there is no such communicator or rank, else what
+/// connections.h has.
+ncclResult_t join(ncclComm_t comm, Collective collective, int root = 0);
+ncclResult_t reach(ncclComm_t comm, int rank);
+/// … of all ranks but this one.
+ncclResult_t reach_all(ncclComm_t comm);
+
 }  // namespace oomdiag

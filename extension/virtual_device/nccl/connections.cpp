@@ -97,7 +97,8 @@ ncclResult_t Connections::join(Collective collective) {
 
 ncclResult_t Connections::reach(int rank) {
   const auto index = static_cast<size_t>(rank);
-  if (index >= known_.size() || known_[index]) return ncclSuccess;
+  if (index >= known_.size()) return ncclInvalidArgument;
+  if (known_[index]) return ncclSuccess;
   uint64_t of_peer = sizes_.peer_here;
   const ncclResult_t error = allocate(here_[index] ? of_peer : sizes_.elsewhere);
   if (!error) known_[index] = true;

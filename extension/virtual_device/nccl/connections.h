@@ -25,7 +25,7 @@ class Connections {
 
   /// Before a collective; ncclUnhandledCudaError where the GPU has too little memory.
   ncclResult_t join(Collective collective);
-  /// Before a message to or from that rank of the communicator.
+  /// Before a message to or from that rank of the communicator; ncclInvalidArgument where it has none.
   ncclResult_t reach(int rank);
   /// What they take.
   uint64_t bytes() const { return bytes_; }

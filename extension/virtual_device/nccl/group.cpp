@@ -19,7 +19,10 @@ bool is_in_group() noexcept { return depth > 0; }
 
 void at_group_end(GroupTask task, ncclResult_t (*finish)()) { at_end[static_cast<size_t>(task)] = finish; }
 
-void open_group() { ++depth; }
+ncclResult_t open_group() {
+  ++depth;
+  return ncclSuccess;
+}
 
 ncclResult_t close_group() {
   if (depth == 0) return ncclInvalidUsage;

@@ -14,7 +14,8 @@ bool is_in_group() noexcept;
 /// Has `finish` called once when the outermost group of this thread ends, however often it was asked for.
 void at_group_end(GroupTask task, ncclResult_t (*finish)());
 
-void open_group();
+/// ncclSuccess.
+ncclResult_t open_group();
 
 /// ncclInvalidUsage where none is open. The end of the outermost does every task; of its errors the last one counts.
 ncclResult_t close_group();

@@ -115,7 +115,8 @@ def main():
     lines = [f"FORWARD({name}, {form})" for name, form in sorted(served.items())]
     own |= served.keys()
     for name in sorted(names - own):
-        plain = re.sub(r"_pt[ds][sz]$", "", name)  # the variants for per-thread default streams, which are no others here
+        # The variants for per-thread default streams, which are no others here, and NCCL's second names, for profilers.
+        plain = re.sub(r"_pt[ds][sz]$|^p(?=nccl)", "", name)
         if plain != name and plain in own:
             lines.append(f"FORWARD({name}, {plain})")
             continue
