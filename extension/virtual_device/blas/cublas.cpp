@@ -29,11 +29,7 @@ cublasStatus_t give_zeros(cublasHandle_t handle, void* result, size_t bytes) {
 
 }  // namespace oomdiag
 
-/// What every generated stub of this library does: by name, or, for those that only compute, in silence.
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUBLAS_STATUS_NOT_SUPPORTED;
-}
+/// What the stubs of functions that only compute do.
 extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit(static_cast<cublasHandle_t>(handle)); }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
@@ -51,12 +47,6 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
 }
 
 OOMDIAG_ENTRY_POINT size_t cublasGetCudartVersion() { return CUDART_VERSION; }
-OOMDIAG_ENTRY_POINT const char* cublasGetStatusString(cublasStatus_t status) {
-  return status ? "virtual cuBLAS: not supported" : "success";
-}
-OOMDIAG_ENTRY_POINT const char* cublasGetStatusName(cublasStatus_t status) {
-  return status ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_SUCCESS";
-}
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasDotEx(cublasHandle_t handle, int, const void*, cudaDataType, int, const void*,
                                                cudaDataType, int, void* result, cudaDataType type, cudaDataType) {

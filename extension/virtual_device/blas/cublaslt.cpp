@@ -97,11 +97,6 @@ cublasStatus_t submit(cudaStream_t stream) {
 
 }  // namespace
 
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   cudaFree(nullptr);
   if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -110,12 +105,6 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 
 OOMDIAG_ENTRY_POINT size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 OOMDIAG_ENTRY_POINT size_t cublasLtGetCudartVersion() { return CUDART_VERSION; }
-OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusString(cublasStatus_t status) {
-  return status ? "virtual cuBLASLt: not supported" : "success";
-}
-OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusName(cublasStatus_t status) {
-  return status ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_SUCCESS";
-}
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
                                                               uint64_t rows, uint64_t columns, int64_t) {

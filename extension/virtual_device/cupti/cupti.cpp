@@ -127,12 +127,6 @@ CUptiResult enable_domain(bool enable, CUpti_CallbackDomain domain) {
 
 }  // namespace
 
-/// What every generated stub of this library does.
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUPTI_ERROR_NOT_SUPPORTED;
-}
-
 OOMDIAG_ENTRY_POINT CUptiResult cuptiGetVersion(uint32_t* version) {
   *version = CUPTI_API_VERSION;
   return CUPTI_SUCCESS;

@@ -125,10 +125,7 @@ cudnnStatus_t give_estimate(const char* name, size_t* place, size_t bytes) {
 
 }  // namespace oomdiag
 
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUDNN_STATUS_NOT_SUPPORTED;
-}
+/// What the stubs of functions that only compute do.
 extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit_work(static_cast<cudnnHandle_t>(handle)); }
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {

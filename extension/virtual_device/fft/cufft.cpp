@@ -126,11 +126,6 @@ cufftResult estimate(const char* name, const Sizes& sizes, long long batch, cuff
 
 }  // namespace oomdiag
 
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUFFT_NOT_SUPPORTED;
-}
-
 OOMDIAG_ENTRY_POINT cufftResult cufftCreate(cufftHandle* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
   if (const CUresult error = oomdiag_device_use_library()) {

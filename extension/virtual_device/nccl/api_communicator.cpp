@@ -7,12 +7,6 @@
 #include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/unique_id.h"
 
-/// What every generated stub of this library does.
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return ncclInvalidUsage;
-}
-
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
   ncclUniqueId id;
   ncclGetUniqueId(&id);

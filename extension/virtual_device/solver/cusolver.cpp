@@ -60,8 +60,3 @@ cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, size_t* 
 }
 
 }  // namespace oomdiag
-
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUSOLVER_STATUS_NOT_SUPPORTED;
-}

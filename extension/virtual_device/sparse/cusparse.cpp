@@ -57,18 +57,6 @@ cusparseStatus_t give_estimate(const char* name, Dimensions dimensions, int* byt
 
 }  // namespace oomdiag
 
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUSPARSE_STATUS_NOT_SUPPORTED;
-}
-
-OOMDIAG_ENTRY_POINT const char* cusparseGetErrorString(cusparseStatus_t status) {
-  return status ? "virtual cuSPARSE: not supported" : "success";
-}
-OOMDIAG_ENTRY_POINT const char* cusparseGetErrorName(cusparseStatus_t status) {
-  return status ? "CUSPARSE_STATUS_NOT_SUPPORTED" : "CUSPARSE_STATUS_SUCCESS";
-}
-
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseDestroySpMat(cusparseConstSpMatDescr_t matrix) {
   delete oomdiag::find_matrix(matrix);
   return CUSPARSE_STATUS_SUCCESS;

@@ -36,11 +36,6 @@ cusparseStatus_t submit_to(cudaStream_t stream) {
 
 }  // namespace oomdiag
 
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return CUSPARSE_STATUS_NOT_SUPPORTED;
-}
-
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseLtInit(cusparseLtHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
   if (const CUresult error = oomdiag_device_use_library()) {
@@ -55,12 +50,6 @@ OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseLtGetProperty(libraryPropertyType p
            : property == MINOR_VERSION ? CUSPARSELT_VER_MINOR
                                        : CUSPARSELT_VER_PATCH;
   return CUSPARSE_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT const char* cusparseLtGetErrorName(cusparseStatus_t status) {
-  return status ? "CUSPARSE_STATUS_NOT_SUPPORTED" : "CUSPARSE_STATUS_SUCCESS";
-}
-OOMDIAG_ENTRY_POINT const char* cusparseLtGetErrorString(cusparseStatus_t status) {
-  return status ? "virtual cuSPARSELt: not supported" : "success";
 }
 
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseLtMatmulAlgSelectionInit(const cusparseLtHandle_t*,

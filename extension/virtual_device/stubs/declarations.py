@@ -6,11 +6,21 @@ import subprocess
 ATTRIBUTE = r"(?:\s+__attribute__\s*\(\([^;]*?\)\)\s*)?"  # what cuFFT's macro for exported functions is
 
 
-def declarations(compiler, include, headers, status, defines=()):
-    """(name, [(type, parameter)]) of each function that returns `status`."""
+def preprocess(compiler, include, headers, defines=()):
+    """The text of the headers."""
     source = "".join(f"#include <{header}>\n" for header in headers)
     command = [compiler, "-E", "-P", "-x", "c++", *(f"-I{folder}" for folder in include), *(f"-D{define}" for define in defines), "-"]
-    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def enumerators(text, type_):
+    """The names of the values of an enumeration."""
+    values = re.search(r"\benum\b[^{};]*\{([^{}]*)\}\s*" + type_ + r"\s*;", text).group(1)
+    return re.findall(r"(?:^|,)\s*(\w+)", values)
+
+
+def declarations(text, status):
+    """(name, [(type, parameter)]) of each function that returns `status`."""
     for name, parameters in re.findall(r"\b" + status + ATTRIBUTE + r"\s+(\w+)\s*\(([^;{}]*?)\)\s*;", text):
         yield name, [split_parameter(" ".join(one.split())) for one in parameters.split(",") if one.strip() not in ("", "void")]
 
