@@ -161,7 +161,6 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphCreate(CUgraph* graph, unsigned) {
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuGraphDestroy(CUgraph graph) {
-  std::lock_guard guard(oomdiag::stream_lock());
   delete find_graph(graph);
   return CUDA_SUCCESS;
 }
@@ -213,10 +212,9 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stre
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGraphExecDestroy(CUgraphExec executable) {
+  const std::unique_ptr<Executable> gone(reinterpret_cast<Executable*>(executable));
   std::lock_guard guard(oomdiag::stream_lock());
-  auto* gone = reinterpret_cast<Executable*>(executable);
   if (gone->times_destroyed == gone->context->times_destroyed) resize_graphs(*gone->context, -gone->bytes);
-  delete gone;
   return CUDA_SUCCESS;
 }
 
@@ -241,7 +239,6 @@ OOMDIAG_ENTRY_POINT CUresult cuUserObjectCreate(CUuserObject* handle, void* obje
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuUserObjectRelease(CUuserObject object, unsigned count) {
-  std::lock_guard guard(oomdiag::stream_lock());
   oomdiag::drop_references(reinterpret_cast<UserObject*>(object), count);
   return CUDA_SUCCESS;
 }

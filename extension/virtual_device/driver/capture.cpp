@@ -111,6 +111,7 @@ CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, Graph* graph, 
 }
 
 CUresult end_capture(CUstream handle, CUgraph* graph) {
+  std::unique_ptr<Graph> dropped;  // after the lock
   std::lock_guard guard(stream_lock());
   *graph = nullptr;
   Stream* stream = find_stream(handle);
@@ -125,18 +126,17 @@ CUresult end_capture(CUstream handle, CUgraph* graph) {
   if (capture->is_invalid) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   close_capture(capture);
   if (result == CUDA_SUCCESS) *graph = graph_handle(capture->graph);
-  if (result != CUDA_SUCCESS && capture->owns_graph) delete capture->graph;
+  if (result != CUDA_SUCCESS && capture->owns_graph) dropped.reset(capture->graph);
   delete capture;
   return result;
 }
 
-void abandon_capture(Stream& stream) {
+std::unique_ptr<Graph> abandon_capture(Stream& stream) {
   std::lock_guard guard(stream_lock());
-  Capture* capture = stream.capture;
-  if (!capture) return;
-  close_capture(capture);
-  if (capture->owns_graph) delete capture->graph;
-  delete capture;
+  const std::unique_ptr<Capture> capture(stream.capture);
+  if (!capture) return nullptr;
+  close_capture(capture.get());
+  return std::unique_ptr<Graph>(capture->owns_graph ? capture->graph : nullptr);
 }
 
 void capture_work(Stream& stream, CUgraphNodeType type) {

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -29,8 +30,8 @@ struct Capture {
 CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, Graph* graph, std::vector<GraphNode*> dependencies);
 CUresult end_capture(CUstream stream, CUgraph* graph);
 
-/// The stream's capture ends without a graph, if it has one.
-void abandon_capture(Stream& stream);
+/// The stream's capture ends, if it has one; gives the graph, if that is nobody else's, which must go under no lock.
+std::unique_ptr<Graph> abandon_capture(Stream& stream);
 
 /// Whether any stream of the process is being captured: one atomic load, for the paths that ask on every launch.
 bool is_any_capturing() noexcept;

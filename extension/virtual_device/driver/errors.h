@@ -58,6 +58,8 @@ inline constexpr ErrorText kErrorTexts[] = {
      "dependency created on uncaptured work in another stream"},
     {907, "CUDA_ERROR_CAPTURED_EVENT", "cudaErrorCapturedEvent",
      "operation not permitted on an event last recorded in a capturing stream"},
+    {914, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "cudaErrorInvalidResourceType",
+     "one or more resources passed in are not valid resource types for the operation"},
     {999, "CUDA_ERROR_UNKNOWN", "cudaErrorUnknown", "unknown error"},
 };
 

@@ -1,14 +1,19 @@
 #include "extension/virtual_device/driver/graph.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
+
+#include "extension/virtual_device/driver/stream.h"
 
 namespace oomdiag {
 
 void drop_references(UserObject* object, unsigned count) {
-  if (object->references > count) {
-    object->references -= count;
-    return;
+  {
+    std::lock_guard guard(stream_lock());
+    const bool is_kept = object->references > count;
+    if (is_kept) object->references -= count;
+    if (is_kept) return;
   }
   object->destroy(object->object);
   delete object;

@@ -20,6 +20,7 @@ struct UserObject {
   unsigned references = 1;
 };
 
+/// Not under a lock, as `destroy` is the program's; the same holds for what frees a graph.
 void drop_references(UserObject* object, unsigned count);
 
 /// What a graph and the executables made of it share.

@@ -13,7 +13,7 @@
 //                 holds no other mock's
 //   notes         what was noted, and its observer. The recorder is called under it, and may call the driver; recursive, as
 //                 that may be noted in turn
-//   streams       streams, events, captures and graphs; recursive, as what a graph destroys may call back
+//   streams       streams, events, captures and graphs; recursive, as what is done under it calls each other
 //   memory        the accounts, ranges, heaps, pools, mappings, limits
 //   shared GPUs  the file of the processes that share the GPUs
 //   contents      what the host wrote. It is not held while a promise is waited for: who keeps it may be a thread of ours

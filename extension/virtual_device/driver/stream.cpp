@@ -106,9 +106,10 @@ void drop_event(Event& event) {
 }
 
 void drop_streams_of(Context& context) {
+  std::vector<std::unique_ptr<Graph>> dropped;  // after the lock
   std::lock_guard guard(stream_lock());
-  streams.for_each_of(context, [](Stream& stream) {
-    abandon_capture(stream);
+  streams.for_each_of(context, [&](Stream& stream) {
+    dropped.push_back(abandon_capture(stream));
     streams.drop(stream);
   });
   events.for_each_of(context, [](Event& event) { events.drop(event); });

@@ -34,7 +34,7 @@ struct Event {
   std::vector<GraphNode*> dependencies{};  ///< the nodes it then stands for
 };
 
-/// Guards streams, events, captures and graphs. Recursive: a captured host function's destructor may call back.
+/// Guards streams, events, captures and graphs. Recursive: what is done under it calls each other.
 StreamsLock& stream_lock() noexcept;
 
 /// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current context's default stream. Null where
