@@ -24,7 +24,11 @@ using oomdiag::find_device;
 
 namespace {
 
-thread_local std::vector<Context*> pushed;
+/// What this thread pushed. Leaked: contexts may be popped while thread_local objects are destroyed (fork_and_exit.h).
+std::vector<Context*>& pushed() {
+  static thread_local auto& contexts = *new std::vector<Context*>;
+  return contexts;
+}
 
 /// A context beside the primary one, which becomes current.
 CUresult create_context(CUcontext* handle, CUdevice ordinal) {
@@ -132,15 +136,15 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxSetCurrent(CUcontext handle) {
 OOMDIAG_ENTRY_POINT CUresult cuCtxPushCurrent(CUcontext context) {
   Context* before = oomdiag::chosen_context();
   if (const CUresult error = cuCtxSetCurrent(context)) return error;
-  pushed.push_back(before);
+  pushed().push_back(before);
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxPopCurrent(CUcontext* context) {
   if (!oomdiag::chosen_context()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context) *context = context_handle(oomdiag::chosen_context());
-  oomdiag::set_current_context(pushed.empty() ? nullptr : pushed.back());
-  if (!pushed.empty()) pushed.pop_back();
+  oomdiag::set_current_context(pushed().empty() ? nullptr : pushed().back());
+  if (!pushed().empty()) pushed().pop_back();
   return CUDA_SUCCESS;
 }
 

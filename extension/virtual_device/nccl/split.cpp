@@ -89,7 +89,11 @@ struct Split {
 
   const ncclConfig_t* settings() const { return config ? &*config : nullptr; }
 };
-thread_local std::vector<Split> waiting;
+/// Of this thread's group. Leaked: a group may end while thread_local objects are destroyed (fork_and_exit.h).
+std::vector<Split>& waiting() {
+  static thread_local auto& splits = *new std::vector<Split>;
+  return splits;
+}
 
 bool write_row(const Split& split, bool has_read) {
   const Row own{.is_there = 1, .color = split.color, .key = split.key, .has_read = has_read};
@@ -150,7 +154,7 @@ ncclResult_t finish_split(const Split& split) {
 /// Makes the parts that this thread's splits wait for since its group began: all its ranks have said what they chose.
 ncclResult_t finish_splits() {
   ncclResult_t result = ncclSuccess;
-  for (const Split& split : std::exchange(waiting, {})) {
+  for (const Split& split : std::exchange(waiting(), {})) {
     if (const ncclResult_t error = finish_split(split)) result = error;
   }
   return result;
@@ -166,7 +170,7 @@ ncclResult_t split_communicator(ncclComm_t parent, int color, int key, ncclComm_
   if (is_single_rank()) return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : split_single_rank(split);
   write_choice(split);
   if (!is_in_group()) return finish_split(split);
-  waiting.push_back(std::move(split));
+  waiting().push_back(std::move(split));
   at_group_end(GroupTask::splits, finish_splits);
   return ncclSuccess;
 }

@@ -168,8 +168,9 @@ OperatorRules make_rules(const at::RecordFunction& call) {
 }  // namespace
 
 OperatorRules& find_rules(const at::RecordFunction& call) {
-  // By the address of the name, which belongs to the schema of one overload.
-  thread_local std::unordered_map<const char*, OperatorRules> known;
+  // By the address of the name, which belongs to the schema of one overload. Leaked: operators may run while thread_local objects
+  // are destroyed (fork_and_exit.h).
+  static thread_local auto& known = *new std::unordered_map<const char*, OperatorRules>;
   const auto [entry, is_new] = known.try_emplace(call.name());
   if (is_new) entry->second = make_rules(call);
   return entry->second;

@@ -11,10 +11,15 @@
 namespace oomdiag {
 namespace {
 
-thread_local std::vector<DeferredCall> calls;
+/// Of this thread's group. Leaked: a group may end while thread_local objects are destroyed (fork_and_exit.h).
+std::vector<DeferredCall>& deferred() {
+  static thread_local auto& calls = *new std::vector<DeferredCall>;
+  return calls;
+}
 
 /// The first send of the group to the rank that this comes from, or the broadcast of this rank.
 DeferredCall* find_counterpart(const DeferredCall& receipt) {
+  auto& calls = deferred();
   const auto found = std::find_if(calls.begin(), calls.end(), [&](const DeferredCall& call) {
     return call.from && !call.is_done && call.comm == receipt.comm && call.peer == receipt.peer;
   });
@@ -23,7 +28,7 @@ DeferredCall* find_counterpart(const DeferredCall& receipt) {
 
 /// Whether this rank both sends to and receives from the call's peer.
 bool is_exchange(const DeferredCall& call) {
-  return std::any_of(calls.begin(), calls.end(), [&](const DeferredCall& other) {
+  return std::ranges::any_of(deferred(), [&](const DeferredCall& other) {
     return other.peer == call.peer && (other.to != nullptr) != (call.to != nullptr);
   });
 }
@@ -38,6 +43,7 @@ void receive_deferred(DeferredCall& receipt) {
 }
 
 ncclResult_t finish_calls() {
+  auto& calls = deferred();
   for (const DeferredCall& call : calls) {
     if (call.peer != kAllRanks && !is_exchange(call)) write_stages_once(*call.comm, call.type);
   }
@@ -52,7 +58,7 @@ ncclResult_t finish_calls() {
 
 bool defer_to_group_end(const DeferredCall& call) {
   if (!is_in_group() || !is_single_rank()) return false;
-  calls.push_back(call);
+  deferred().push_back(call);
   at_group_end(GroupTask::messages, finish_calls);
   return true;
 }
