@@ -2,6 +2,7 @@
 
 import ctypes
 import pathlib
+import threading
 
 from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main
 from stand_ins import CUBLAS, CUBLASLT, CUDA_MAJOR, CUFFT, CUPTI, CUSOLVER, RUNTIME
@@ -235,16 +236,66 @@ def what_nvml_does_not_answer_is_not_supported_and_named():
 @case()
 def every_line_of_the_tables_names_a_function_of_its_library():
     folder = pathlib.Path(__file__).resolve().parents[2] / "extension/virtual_device"
-    names_of = lambda table: [line.split("#")[0].split()[1] for line in table.read_text().splitlines() if line.split("#")[0].split()]
+    rows_of = lambda table: [line.split("#")[0].split() for line in table.read_text().splitlines() if line.split("#")[0].split()]
+    names_of = lambda table: [row[1] for row in rows_of(table) if row[0] != "unsupported"]
     libraries = {"driver/": DRIVER, "runtime/": RUNTIME, "cupti/": CUPTI, "blas/": CUBLAS, "blas/cublaslt_": CUBLASLT, "fft/": CUFFT,
-                 "solver/": CUSOLVER, "sparse/": "libcusparse.so.12", "sparselt/": "libcusparseLt.so.0"}
+                 "solver/": CUSOLVER, "sparse/": "libcusparse.so.12", "sparselt/": "libcusparseLt.so.0", "dnn/": "liboomdiag_cudnn.so", "nccl/": "libnccl.so.2"}
     tables = {table.relative_to(folder).as_posix().removesuffix("entry_points.txt") for table in folder.glob("*/*entry_points.txt")}
     expect_equal(tables, set(libraries), "the tables")
     other_forms = set((folder / "names/libcudart.so.12.txt").read_text().split())
+    if not hasattr(ctypes.CDLL("libnccl.so.2"), "ncclCommGetUniqueId"):  # one before 2.30
+        other_forms |= {"ncclCommGetUniqueId", "ncclCommMemStats", "ncclCommRevoke", "ncclPutSignal", "ncclSignal", "ncclWaitSignal", "ncclWinGetUserPtr"}
     for name, library in libraries.items():
         found = ctypes.CDLL(library)
         missing = [function for function in names_of(folder / f"{name}entry_points.txt") if not hasattr(found, function) and function not in other_forms]
         expect_equal(missing, [], f"what the library of {name} lacks")
+
+
+@case()
+def a_status_has_the_name_of_the_librarys_header():
+    for library, function, value, text in ((CUBLAS, "cublasGetStatusName", 8, b"CUBLAS_STATUS_ARCH_MISMATCH"), (CUBLAS, "cublasGetStatusString", 0, b"success"),
+                                           (CUBLASLT, "cublasLtGetStatusString", 15, b"not supported"), (CUBLASLT, "cublasLtGetStatusName", 999, b"unrecognized status"),
+                                           ("libcusparse.so.12", "cusparseGetErrorString", 3, b"invalid value"),
+                                           ("libcusparseLt.so.0", "cusparseLtGetErrorName", 11, b"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES")):
+        answer = getattr(ctypes.CDLL(library), function)
+        answer.restype = ctypes.c_char_p
+        expect_equal(answer(value), text, f"{function}({value})")
+    text = ctypes.c_char_p()
+    expect_equal((ctypes.CDLL(DRIVER).cuGetErrorName(914, ctypes.byref(text)), text.value), (0, b"CUDA_ERROR_INVALID_RESOURCE_TYPE"), "the driver's 914")
+
+
+@case()
+def an_object_that_a_graph_keeps_is_destroyed_under_no_lock():
+    _, driver = start()
+    graph, stream, object, destroyed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), []
+
+    def use_the_device():
+        made = ctypes.c_void_p()
+        driver.cuCtxPushCurrent_v2(context)
+        destroyed.append((driver.cuStreamCreate(ctypes.byref(made), 0), driver.cuStreamDestroy_v2(made)))
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def destroy(_):
+        other = threading.Thread(target=use_the_device, daemon=True)
+        other.start()
+        other.join(10)
+
+    context = ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    by_graph = lambda: expect_equal((driver.cuGraphCreate(ctypes.byref(graph), 0), driver.cuGraphRetainUserObject(graph, object, 1, 1), driver.cuGraphDestroy(graph)), (0, 0, 0))
+
+    def by_lost_capture():
+        driver.cuStreamCreate(ctypes.byref(stream), 0)
+        driver.cuStreamBeginCapture_v2(stream, 2)
+        driver.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(ctypes.c_int()), None, ctypes.byref(graph), None, None)
+        driver.cuGraphRetainUserObject(graph, object, 1, 1)
+        expect_equal((driver.cuStreamQuery(stream), driver.cuStreamEndCapture(stream, ctypes.byref(graph))), (900, 901), "a query, and the end of its capture")
+
+    for drop in (lambda: driver.cuUserObjectRelease(object, 1), by_graph, by_lost_capture):
+        del destroyed[:]
+        expect_equal(driver.cuUserObjectCreate(ctypes.byref(object), None, destroy, 1, 1), 0)
+        drop()
+        expect_equal(destroyed, [(0, 0)], "what another thread was answered meanwhile")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,20 @@ def a_split_in_a_group_has_the_size_of_its_part():
 
 
 @case(gpu=GPUS)
+def who_is_not_there_is_an_invalid_argument():
+    nccl, whole = communicators()
+    INVALID, number, block, size = 4, ctypes.c_int(), ctypes.create_string_buffer(64), ctypes.c_size_t(1)
+    none = [nccl.ncclCommCount(None, ctypes.byref(number)), nccl.ncclAllReduce(block, block, size, 7, 0, None, None), nccl.ncclSend(block, size, 7, 1, None, None),
+            nccl.ncclCommSplit(None, 0, 0, ctypes.byref(ctypes.c_void_p()), None)]
+    expect_equal(none, [INVALID] * 4, "without a communicator")
+    for rank in (-1, 4):
+        answers = [nccl.ncclSend(block, size, 7, rank, whole[0], None), nccl.ncclRecv(block, size, 7, rank, whole[0], None),
+                   nccl.ncclBroadcast(block, block, size, 7, rank, whole[0], None)]
+        expect_equal(answers, [INVALID] * 3, f"rank {rank} of 4")
+    expect_equal((nccl.pncclCommUserRank(whole[2], ctypes.byref(number)), number.value), (0, 2), "the name for profilers")
+
+
+@case(gpu=GPUS)
 def parts_never_share_a_mailbox():
     nccl, whole = communicators()
     if not hasattr(nccl, "ncclCommGetUniqueId"):
