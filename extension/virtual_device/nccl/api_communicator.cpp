@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/unique_id.h"
@@ -23,7 +22,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, c
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* comm,
                                                 ncclConfig_t* config, int) {
-  if (!parent) return ncclInvalidArgument;
+  if (const ncclResult_t error = oomdiag::check(parent)) return error;
   const auto before = std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < parent->rank; });
   const ncclUniqueId id = oomdiag::derive_id(parent->id, ++parent->splits, 0);
   return oomdiag::make_communicator(comm, parent->count - excluded_count, parent->rank - static_cast<int>(before), id,

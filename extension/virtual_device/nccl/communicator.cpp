@@ -35,14 +35,17 @@ ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const nc
 }
 
 ncclResult_t join(ncclComm_t comm, Collective collective, int root) {
-  const bool is_there = comm && root >= 0 && root < comm->count;
-  return is_there ? comm->connections->join(collective) : ncclInvalidArgument;
+  const ncclResult_t error = check(comm, root);
+  return error ? error : comm->connections->join(collective);
 }
 
-ncclResult_t reach(ncclComm_t comm, int rank) { return comm ? comm->connections->reach(rank) : ncclInvalidArgument; }
+ncclResult_t reach(ncclComm_t comm, int rank) {
+  const ncclResult_t error = check(comm, rank);
+  return error ? error : comm->connections->reach(rank);
+}
 
 ncclResult_t reach_all(ncclComm_t comm) {
-  if (!comm) return ncclInvalidArgument;
+  if (const ncclResult_t error = check(comm)) return error;
   for (int rank = 0; rank < comm->count; ++rank) {
     if (rank == comm->rank) continue;
     if (const ncclResult_t error = reach(comm, rank)) return error;

@@ -35,8 +35,12 @@ namespace oomdiag {
 ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
                                const ncclConfig_t* config);
 
-/// Before a collective, and before messages: ncclInvalidArgument where there is no such communicator or rank, else what
-/// connections.h has.
+/// ncclInvalidArgument where there is no such communicator, or it has no such rank. Every call that needs one begins with it.
+inline ncclResult_t check(ncclComm_t comm, int rank = 0) {
+  return comm && rank >= 0 && rank < comm->count ? ncclSuccess : ncclInvalidArgument;
+}
+
+/// That, and what connections.h has: before a collective, and before messages.
 ncclResult_t join(ncclComm_t comm, Collective collective, int root = 0);
 ncclResult_t reach(ncclComm_t comm, int rank);
 /// … of all ranks but this one.

@@ -16,7 +16,7 @@ namespace oomdiag {
 /// What a communicator says by one of its fields, or a function of it.
 template <typename Read, typename Value>
 ncclResult_t tell(Read read, ncclComm_t comm, Value* place) {
-  if (!comm) return ncclInvalidArgument;
+  if (const ncclResult_t error = check(comm)) return error;
   *place = std::invoke(read, *comm);
   return ncclSuccess;
 }

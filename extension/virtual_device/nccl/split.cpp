@@ -164,7 +164,7 @@ ncclResult_t finish_splits() {
 
 ncclResult_t split_communicator(ncclComm_t parent, int color, int key, ncclComm_t* comm, const ncclConfig_t* config) {
   *comm = nullptr;
-  if (!parent) return ncclInvalidArgument;
+  if (const ncclResult_t error = check(parent)) return error;
   Split split{.parent = parent, .number = ++parent->splits, .color = color, .key = key, .comm = comm};
   if (config) split.config = *config;
   if (is_single_rank()) return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : split_single_rank(split);
