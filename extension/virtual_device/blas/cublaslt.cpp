@@ -7,30 +7,19 @@
 #include <algorithm>
 #include <cstring>
 
-#include "extension/virtual_device/blas/handle.h"
+#include "extension/virtual_device/blas/forward.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/entry_point.h"
-#include "extension/virtual_device/stubs/answers.h"
+
+using oomdiag::LtLayout;
+using oomdiag::LtPreference;
 
 namespace {
 
-/// What is kept of a matrix: how long a product takes follows from it.
-struct Layout {
-  cudaDataType type = CUDA_R_32F;
-  double rows = 0;
-  double columns = 0;
-  int32_t batch = 1;
-};
-
-const Layout& find_layout(cublasLtMatrixLayout_t layout) { return *reinterpret_cast<const Layout*>(layout); }
-
-/// What a program wants of an algorithm.
-struct Preference {
-  uint64_t workspace_bytes = 0;  ///< at most; none, where it was not said
-};
+const LtLayout& find_layout(cublasLtMatrixLayout_t layout) { return *reinterpret_cast<const LtLayout*>(layout); }
 
 /// The common side of a product is what the first factor has beside the rows of the result, transposed or not.
-double count_flops(const Layout& first, const Layout& result) {
+double count_flops(const LtLayout& first, const LtLayout& result) {
   if (result.rows == 0) return 0;
   const double common = first.rows * first.columns / result.rows;
   return oomdiag::count_flops(result.rows, result.columns, common, result.batch, first.type);
@@ -74,7 +63,7 @@ cublasStatus_t check_factors(cublasLtMatrixLayout_t first, cublasLtMatrixLayout_
 /// Bytes of workspace of the best algorithm for this product. On Hopper those of most products want some, as an H200 answered with cuBLAS 13.1
 /// for the products of which cuDNN makes convolutions with a window of 1; small results have other kernels. cuDNN adds 256 bytes, and
 /// PyTorch passes a workspace of its own size. What other GPUs of 2022 and later want is not known.
-size_t find_workspace(const Layout& first, const Layout& result) {
+size_t find_workspace(const LtLayout& first, const LtLayout& result) {
   constexpr int kHopper = 90;
   if (compute_capability() != kHopper) return 0;
   const double less = std::min(result.rows, result.columns);
@@ -90,53 +79,30 @@ void keep(Kept* kept, const void* value, size_t bytes) {
   if (bytes == sizeof(Kept)) std::memcpy(kept, value, bytes);
 }
 
-cublasStatus_t submit(cudaStream_t stream) {
-  const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL);
-  return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
-}
-
 }  // namespace
-
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  cudaFree(nullptr);
-  if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
-  return oomdiag::give_new(handle);
-}
 
 OOMDIAG_ENTRY_POINT size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 OOMDIAG_ENTRY_POINT size_t cublasLtGetCudartVersion() { return CUDART_VERSION; }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
                                                               uint64_t rows, uint64_t columns, int64_t) {
-  auto* kept = new Layout{.type = type, .rows = static_cast<double>(rows), .columns = static_cast<double>(columns)};
+  auto* kept = new LtLayout{.type = type, .rows = static_cast<double>(rows), .columns = static_cast<double>(columns)};
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(kept);
-  return CUBLAS_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-  delete reinterpret_cast<Layout*>(layout);
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                                     cublasLtMatrixLayoutAttribute_t attribute,
                                                                     const void* value, size_t bytes) {
-  auto* const kept = reinterpret_cast<Layout*>(layout);
+  auto* const kept = reinterpret_cast<LtLayout*>(layout);
   if (attribute == CUBLASLT_MATRIX_LAYOUT_TYPE) keep(&kept->type, value, bytes);
   if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) keep(&kept->batch, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
-  *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
-  return CUBLAS_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-  delete reinterpret_cast<Preference*>(preference);
-  return CUBLAS_STATUS_SUCCESS;
-}
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                                         cublasLtMatmulPreferenceAttributes_t attribute,
                                                                         const void* value, size_t bytes) {
-  auto* const kept = reinterpret_cast<Preference*>(preference);
+  auto* const kept = reinterpret_cast<LtPreference*>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) keep(&kept->workspace_bytes, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -151,14 +117,8 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
   if (!*given) return CUBLAS_STATUS_SUCCESS;
   results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
   const size_t workspace = find_workspace(find_layout(first), find_layout(result));
-  const uint64_t allowed = preference ? reinterpret_cast<Preference*>(preference)->workspace_bytes : 0;
+  const uint64_t allowed = preference ? reinterpret_cast<LtPreference*>(preference)->workspace_bytes : 0;
   if (workspace <= allowed) results[0].workspaceSize = workspace;
-  return CUBLAS_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t,
-                                                          cudaDataType_t, cudaDataType_t, cudaDataType_t,
-                                                          cudaDataType_t, int, cublasLtMatmulAlgo_t* algorithm) {
-  *algorithm = {};
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
@@ -185,11 +145,5 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatm
                                                   const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
   if (const cublasStatus_t error = check_factors(first, second)) return error;
   const double flops = count_flops(find_layout(first), find_layout(result));
-  return oomdiag_device_compute(stream, 0, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixTransform(cublasLtHandle_t, cublasLtMatrixTransformDesc_t, const void*,
-                                                           const void*, cublasLtMatrixLayout_t, const void*,
-                                                           const void*, cublasLtMatrixLayout_t, void*,
-                                                           cublasLtMatrixLayout_t, cudaStream_t stream) {
-  return submit(stream);
+  return oomdiag::executed(oomdiag_device_compute(stream, 0, flops));
 }

@@ -33,9 +33,9 @@ struct Success {
   }
 };
 
-template <typename Object>
+template <typename Kept = char, typename Object>
 Success give_new(Object* object) {
-  *object = reinterpret_cast<Object>(new char);
+  *object = reinterpret_cast<Object>(new Kept);
   return {};
 }
 
