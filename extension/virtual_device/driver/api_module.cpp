@@ -124,12 +124,6 @@ OOMDIAG_ENTRY_POINT CUresult cuModuleLoad(CUmodule* module, const char* path) { 
 OOMDIAG_ENTRY_POINT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   return load_data(module, false, image);
 }
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
-  return load_data(module, false, image);
-}
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoadFatBinary(CUmodule* module, const void* image) {
-  return load_data(module, false, image);
-}
 OOMDIAG_ENTRY_POINT CUresult cuModuleUnload(CUmodule module) { return oomdiag::unload_module(module); }
 OOMDIAG_ENTRY_POINT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   return give_kernel(function, module, name);
@@ -150,21 +144,9 @@ OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadFromFile(CUlibrary* library, const cha
                                                    unsigned, CUlibraryOption*, void**, unsigned) {
   return load_file(library, true, path);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryUnload(CUlibrary library) { return oomdiag::unload_module(library); }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
-  return give_kernel(kernel, library, name);
-}
 OOMDIAG_ENTRY_POINT CUresult cuLibraryGetModule(CUmodule* module, CUlibrary library) {
   *module = handle_of<CUmodule>(library);
   return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
-                                                const char* name) {
-  return give_global(address, bytes, library, name);
-}
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library,
-                                                 const char* name) {
-  return give_global(address, bytes, library, name);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
@@ -193,14 +175,10 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_
   const CUresult error = oomdiag::check_context();
   return error ? error : set_attribute(current_device(), attribute, function, value);
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction function) {
-  return give_module_of(module, function);
-}
 OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
   *state = CU_FUNCTION_LOADING_STATE_LOADED;
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction function) { return give_name(name, function); }
 
 OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
   *state = reinterpret_cast<CUlinkState>(new Link);

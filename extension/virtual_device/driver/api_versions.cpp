@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/entry_point.h"
 
 namespace {
@@ -28,7 +29,7 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphExecUpdate(CUgraphExec, CUgraph, CUgraphExec
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocPitch(CUdeviceptr* block, size_t* pitch, size_t width, size_t height, unsigned) {
-  *pitch = (width + 511) / 512 * 512;
+  *pitch = oomdiag::pitch_of(width);
   return cuMemAlloc(block, *pitch * height);
 }
 

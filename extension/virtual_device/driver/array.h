@@ -4,6 +4,12 @@
 
 namespace oomdiag {
 
+/// Bytes from one row to the next of linear memory that is to have rows of `width` bytes.
+inline size_t pitch_of(size_t width) {
+  constexpr size_t kAlignment = 512;
+  return (width + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 /// Bytes of an element: its channels are numbers of 8, 16 or 32 bits.
 inline size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& shape) {
   switch (static_cast<int>(shape.Format)) {

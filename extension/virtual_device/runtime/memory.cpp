@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
@@ -42,7 +43,7 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaFree(void* block) {
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaMallocPitch(void** block, size_t* pitch, size_t width, size_t height) {
-  *pitch = (width + 511) / 512 * 512;
+  *pitch = oomdiag::pitch_of(width);
   return cudaMalloc(block, *pitch * height);
 }
 
