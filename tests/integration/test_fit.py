@@ -125,13 +125,15 @@ class Quick(Fit):
             found = oomdiag.estimate(program.train, {"batch": 20}, device="rtx3060")
             print(found.fits, found.peak_allocated_bytes, sum(found.categories.values()) == found.peak_allocated_bytes)
             print(torch.cuda.is_initialized())
+            print(oomdiag.estimate(program.train, {"batch": 20}, device="rtx3060", vary="batch=1..64").largest["batch"])
         """
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=self.folder,
                               env=os.environ | {"PYTHONPATH": str(BUILD / "lib/python")}, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)
-        fits, peak, adds_up, initialized = done.stdout.split()
+        fits, peak, adds_up, initialized, largest = done.stdout.split()
         self.assertEqual((fits, adds_up, initialized), ("True", "True", "False"))
         self.assertEqual(int(peak), self.peaks(sys.executable, "program.py", 20)[0])
+        self.assertEqual(largest, "64")  # all of them fit
 
 
 class Slow(Fit):

@@ -61,9 +61,9 @@ def estimate(function: Callable[..., Any], inputs: Optional[Dict[str, Any]] = No
             report = json.load(stream)
     if report["outcome"] not in ("ok", "out_of_memory", "caught"):
         raise RuntimeError(f"oomdiag.estimate: {function.__name__} failed: {report['outcome']}")
-    device = report["devices"][report["main_device"]]
-    found = Estimate(report["outcome"] == "ok", device["peak"]["allocated_bytes"], device["peak"]["reserved_bytes"],
-                     {name: size for name, size in device["categories"].items() if size}, report=report)
+    gpu = report["devices"][report["main_device"]]
+    found = Estimate(report["outcome"] == "ok", gpu["peak"]["allocated_bytes"], gpu["peak"]["reserved_bytes"],
+                     {name: size for name, size in gpu["categories"].items() if size}, report=report)
     if vary is not None:
         name = vary.partition("=")[0]
         answer = json.loads(_run(["fit", "--device", device, "--vary", vary, "--json", "--", *_program(function, inputs or {}, name)], (0, 3)))
