@@ -10,7 +10,8 @@
 #include <string_view>
 
 // _dl_find_object (glibc 2.35) maps an address to its object without a lock, and the unwinder of g++ 12 and later uses it
-// too: inside cudaMalloc, under the caching allocator's lock, nothing here can wait for a thread that loads a library.
+// too: inside cudaMalloc, under the caching allocator's lock, nothing here can wait for a thread that loads a library. An
+// older glibc has only dladdr1, which takes the loader's lock, as its unwinder does.
 
 namespace oomdiag {
 namespace {
@@ -23,6 +24,19 @@ struct NativeFrame {
   const link_map* object = nullptr;
 };
 
+/// The shared object that has this address, null if none has.
+const link_map* find_object(uintptr_t address) {
+#if __GLIBC_PREREQ(2, 35)
+  dl_find_object found{};
+  return _dl_find_object(reinterpret_cast<void*>(address), &found) == 0 ? found.dlfo_link_map : nullptr;
+#else
+  Dl_info symbol{};
+  void* object = nullptr;
+  const bool is_known = dladdr1(reinterpret_cast<void*>(address), &symbol, &object, RTLD_DL_LINKMAP) != 0;
+  return is_known ? static_cast<const link_map*>(object) : nullptr;
+#endif
+}
+
 /// Calls `visit(frame)` for the frames of this thread, innermost first, until it says true.
 template <typename Visit>
 void walk(Visit visit) {
@@ -33,10 +47,10 @@ void walk(Visit visit) {
   const auto step = [](_Unwind_Context* context, void* data) -> _Unwind_Reason_Code {
     auto& now = *static_cast<State*>(data);
     const auto address = static_cast<uintptr_t>(_Unwind_GetIP(context)) - 1;  // inside of the call, not behind it
-    dl_find_object found{};
     if (++now.frames > kMaxFrames) return _URC_END_OF_STACK;
-    if (_dl_find_object(reinterpret_cast<void*>(address), &found) != 0) return _URC_NO_REASON;
-    return now.visit(NativeFrame{address, found.dlfo_link_map}) ? _URC_END_OF_STACK : _URC_NO_REASON;
+    const link_map* const object = find_object(address);
+    if (object == nullptr) return _URC_NO_REASON;
+    return now.visit(NativeFrame{address, object}) ? _URC_END_OF_STACK : _URC_NO_REASON;
   };
   _Unwind_Backtrace(step, &state);
 }

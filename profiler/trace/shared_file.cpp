@@ -17,6 +17,10 @@
 
 #include "profiler/trace/fences.h"
 
+#ifndef MADV_POPULATE_WRITE  // of Linux 5.14; glibc names it since 2.35
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace oomdiag {
 namespace {
 
