@@ -68,15 +68,18 @@ MeteredThread& metered_thread() {
 }
 
 using Counts = std::unordered_map<std::string, int64_t>;
+/// By thread and number of the node.
+using ModuleOfNode = std::map<std::pair<uint64_t, uint64_t>, uint32_t>;
 
 struct WorkMeter {
   std::mutex mutex;
   std::map<uint32_t, Counts> steps;
   size_t lines = 0;       ///< of `steps`
   uint32_t write_at = 2;  ///< the step whose begin is the next reason to write the file
-  std::map<std::pair<uint64_t, uint64_t>, uint32_t> module_of_node;  ///< by thread and number of the node
-  bool began = false;                                                ///< the first forward pass
-  bool by_optimizer = false;                                         ///< steps of optimizers divide `steps`
+  ModuleOfNode module_of_node;
+  ModuleOfNode module_of_older_node;  ///< of the newest kKeptNodes before those
+  bool began = false;                 ///< the first forward pass
+  bool by_optimizer = false;          ///< steps of optimizers divide `steps`
   std::filesystem::path file;
 };
 WorkMeter& work_meter() {
@@ -86,6 +89,8 @@ WorkMeter& work_meter() {
 
 /// Of the newest steps; two are kept whatever they have.
 constexpr size_t kKeptLines = 1 << 16;
+/// More than a step has. Who keeps the graphs of more nodes than twice that has no modules in their backward passes.
+constexpr size_t kKeptNodes = 1 << 17;
 
 /// They take memory or look at it, and start no kernel.
 bool starts_no_kernel(std::string_view name) {
@@ -217,9 +222,12 @@ void append_value(std::string& text, const c10::IValue& value) {
 
 /// The module whose forward pass made the node that runs.
 uint32_t module_of(const torch::autograd::Node& node) {
-  const auto& modules = work_meter().module_of_node;
-  const auto found = modules.find({node.thread_id(), node.sequence_nr()});
-  return found == modules.end() ? 0 : found->second;
+  const WorkMeter& all = work_meter();
+  for (const ModuleOfNode* modules : {&all.module_of_node, &all.module_of_older_node}) {
+    const auto found = modules->find({node.thread_id(), node.sequence_nr()});
+    if (found != modules->end()) return found->second;
+  }
+  return 0;
 }
 
 struct PhaseAndModule {
@@ -251,6 +259,7 @@ void claim_nodes_for_module(MeteredThread& thread) {
   const std::lock_guard lock(all.mutex);
   all.began = true;
   if (thread.module == 0) return;
+  if (all.module_of_node.size() >= kKeptNodes) all.module_of_older_node = std::exchange(all.module_of_node, {});
   const uint64_t id = at::RecordFunction::currentThreadId();
   for (uint64_t number = first; number < next; ++number) all.module_of_node[{id, number}] = thread.module;
 }
