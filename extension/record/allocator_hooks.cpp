@@ -175,6 +175,17 @@ bool note_peak() noexcept try {
   return false;
 }
 
+bool uses_several_devices() noexcept try {
+  const uint32_t devices = session().device_count;
+  uint32_t used = 0;
+  for (uint32_t d = 0; devices > 1 && d < devices; ++d) {
+    if (allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).reserved_bytes[0].peak > 0) ++used;
+  }
+  return used > 1;
+} catch (...) {
+  return true;
+}
+
 void attach_allocator_hooks() {
   allocator::attachOutOfMemoryObserver(on_oom);  // does not lock: first, before other threads allocate
   allocator::attachAllocatorTraceTracker(on_trace);

@@ -7,6 +7,10 @@ namespace oomdiag {
 /// True if PyTorch's peak is clearly higher than when this was last true.
 bool note_peak() noexcept;
 
+/// Whether PyTorch took memory on more than one GPU: then several threads run a backward pass. A machine may have more GPUs than
+/// the program uses.
+bool uses_several_devices() noexcept;
+
 /// Makes the caching allocator call us for every allocation, free and segment, and every OOM. It must be
 /// initialised, and this can not be undone. Throws what PyTorch throws where a backend has no such hooks.
 void attach_allocator_hooks();

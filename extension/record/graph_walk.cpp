@@ -16,6 +16,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "extension/record/allocator_hooks.h"
 #include "extension/record/newest_nodes.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
@@ -205,7 +206,7 @@ void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
   Session& recording = session();
   if (!claim_task(task)) return;              // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
-  if (!recording.several_devices && !claim_walk()) return;
+  if (!claim_walk() && !uses_several_devices()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);
   walk.begin(static_cast<uint64_t>(task));
@@ -218,7 +219,7 @@ void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
 
 void describe_graph_at_oom(ThreadState& state) {
   if (state.place.in_node()) write_requested_gradient(state);
-  if (session().several_devices && state.place.in_node()) return;  // walked when the task began
+  if (state.place.in_node() && uses_several_devices()) return;  // walked when the task began
   Walk walk(state);
   walk.begin(~uint64_t{0});
   if (state.place.in_node()) {

@@ -164,8 +164,8 @@ Session& make_session(uint32_t steps_before) {
   describe_process(header);
   header.steps_before = steps_before;
   session->device_count = header.device_count;
-  session->several_devices = devices > 1;
-  session->watch_outputs_above = header.devices[0].total_bytes / 2;
+  for (uint32_t d = 0; d < header.device_count; ++d)
+    session->watch_outputs_above[d] = header.devices[d].total_bytes / 2;
   return *session;
 }
 

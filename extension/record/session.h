@@ -44,8 +44,13 @@ class Session {
     return sum;
   }
   uint32_t device_count = 1;
-  /// Whether the GPU is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
-  bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
+  /// Whether a GPU is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
+  bool near_the_limit() const noexcept {
+    for (uint32_t d = 0; d < device_count; ++d) {
+      if (live_bytes_of[d].load(std::memory_order_relaxed) > watch_outputs_above[d]) return true;
+    }
+    return false;
+  }
   /// Whether half of the trace was overwritten since `written_at`: what was written then may be gone soon.
   bool fades(const std::atomic<double>& written_at) const noexcept {
     return writer_->times_overwritten() > written_at.load(std::memory_order_relaxed) + 0.5;
@@ -60,8 +65,7 @@ class Session {
   std::atomic<int> last_task = -1;               ///< newest graph task seen
   std::atomic<int> walks = 0;                    ///< graphs walked
   std::atomic<int> described_ooms = 0;           ///< OOMs described in full
-  int64_t watch_outputs_above = 0;               ///< keep the newest outputs when more is live than this
-  bool several_devices = false;
+  int64_t watch_outputs_above[kMaxDevices] = {};  ///< keep the newest outputs when more is live than this on a device
 
  private:
   std::unique_ptr<TraceWriter> writer_;
