@@ -40,6 +40,7 @@ Dictionary to_dictionary(const std::map<std::string, int64_t>& figures) {
 std::string op_start(const std::string& folder) {
   return translated([&] { return start(folder); });
 }
+bool op_is_recording() { return recording_is_wanted(); }
 void op_stop() { stop(); }
 void op_mark(const std::string& name) { mark(name); }
 std::string op_report() { return translated(report); }
@@ -72,6 +73,7 @@ void define(torch::Library& ops) {
             torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, std::move(function)));
   };
   add("start(str folder=\"\") -> str", TORCH_FN(op_start));
+  add("is_recording() -> bool", TORCH_FN(op_is_recording));
   add("stop() -> ()", TORCH_FN(op_stop));
   add("mark(str name) -> ()", TORCH_FN(op_mark));
   add("report() -> str", TORCH_FN(op_report));

@@ -256,6 +256,14 @@ std::filesystem::path choose_folder(const std::filesystem::path& asked) {
   return folder;
 }
 
+// Of a recording that waits for CUDA. That of `oomdiag run` stays: it is in the environment.
+void drop_wish() noexcept {
+  Stage expected = Stage::waiting;
+  if (!stage.compare_exchange_strong(expected, Stage::starting)) return;
+  wish() = {};
+  stage.store(Stage::waiting);
+}
+
 }  // namespace
 
 bool settled() noexcept { return stage.load(std::memory_order_acquire) == Stage::settled; }
@@ -306,6 +314,11 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
   return wish().folder / "trace";
 }
 
+bool recording_is_wanted() noexcept {
+  if (the_session != nullptr) return is_recording.load();
+  return !wish().folder.empty() || *environment(variables::kOutput) != '\0';
+}
+
 void check_not_forked() {
   if (in_forked_child()) {
     throw Error(ErrorKind::usage, "this process is a fork of one that records, which it would disturb",
@@ -316,6 +329,7 @@ void check_not_forked() {
 void stop_recording() noexcept {
   if (in_forked_child()) return;
   const std::lock_guard lock(beginning);
+  if (the_session == nullptr) return drop_wish();
   if (!is_recording.load()) return;
   write_memory_stats();
   is_recording.store(false);

@@ -104,6 +104,8 @@ void start_at_step(uint32_t steps_before) noexcept;
 /// Starts to record into `folder` (made if need be; empty: the one that was asked for before, else ./oomdiag-<pid>), as soon
 /// as CUDA is used, or goes on after a stop. Says where the trace goes. Does nothing while recording. Throws Error.
 std::filesystem::path start_recording(const std::filesystem::path& folder);
+/// Whether events are recorded, or will be as soon as CUDA is used. Any thread.
+bool recording_is_wanted() noexcept;
 /// Throws Error(usage) in a forked child (fork_and_exit.h).
 void check_not_forked();
 /// Nothing is recorded from here on.

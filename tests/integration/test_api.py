@@ -98,6 +98,20 @@ class InTheMiddle(ApiTest):
         self.assertEqual(report["peak"]["phase"], "backward")
         self.assertEqual(report["replay_error_bytes"], 0)
 
+    def test_a_recording_that_was_stopped_before_cuda_was_used_does_not_begin(self):
+        before, between, after = self.run_alone("""
+            torch.ops.load_library(LIBRARY)
+            oomdiag = torch.ops.oomdiag
+            oomdiag.start("run")
+            print(json.dumps(oomdiag.is_recording()))
+            oomdiag.stop()
+            x = torch.ones(1 << 20, device="cuda")
+            print(json.dumps(oomdiag.is_recording()))
+            oomdiag.start("run")
+            print(json.dumps(oomdiag.is_recording()))
+        """)
+        self.assertEqual((before, between, after), (True, False, True))
+
     def test_a_second_copy_is_recognised_and_stays_quiet(self):
         copy = self.folder / "liboomdiag.so"
         shutil.copy(self.library, copy)
@@ -136,6 +150,56 @@ class InTheMiddle(ApiTest):
         self.assertTrue(trace.endswith("/trace"), done.stderr)
         self.assertEqual(int(peak), 4 << 20)
         self.assertEqual([mark["name"] for mark in report["marks"]], ["here"])
+
+
+class Package(ApiTest):
+    """`import oomdiag` in a program that is recorded already, or whose report fails."""
+
+    def run_alone(self, code, **environment):
+        return super().run_alone(code, PYTHONPATH=str(base.build / "lib/python"), OOMDIAG_LIBRARY=self.library, **environment)
+
+    def test_a_watch_a_budget_and_an_extension_end_only_a_recording_that_they_began(self):
+        printed = self.run_alone("""
+            import oomdiag
+            class Shell:
+                def register_magic_function(self, function, magic_kind, magic_name): pass
+                def set_custom_exc(self, kinds, handler): pass
+            def in_an_extension():
+                oomdiag.load_ipython_extension(Shell())
+                oomdiag.unload_ipython_extension(Shell())
+            def in_a_budget():
+                with oomdiag.budget("1GiB"): pass
+            def in_a_watch():
+                with oomdiag.watch(): pass
+            is_recording = torch.ops.oomdiag.is_recording if oomdiag.library and oomdiag._ops() else None
+            for inner in in_a_watch, in_a_budget, in_an_extension:
+                inner()
+                alone = is_recording()
+                with oomdiag.watch():
+                    inner()
+                    x = torch.ones(1 << 20, device="cuda")
+                    inner()
+                    print(json.dumps([alone, is_recording()]))
+                print(json.dumps(is_recording()))
+        """)
+        self.assertEqual(printed, [[False, True], False] * 3)
+
+    def test_a_report_that_fails_does_not_take_the_place_of_the_programs_error(self):
+        printed = self.run_alone("""
+            import oomdiag
+            try:
+                with oomdiag.watch("run"):
+                    x = torch.empty(1 << 30, device="cuda")
+                    torch.empty(1 << 40, device="cuda")
+            except torch.OutOfMemoryError as error: print(json.dumps([type(error).__name__, error.__context__ is None]))
+            try:
+                with oomdiag.budget(1): x = torch.empty(1 << 20, device="cuda")
+            except oomdiag.BudgetExceeded as error: print(json.dumps(str(error).splitlines()))
+        """, OOMDIAG_REPORTS="/there/is/no/such/library.so")
+        self.assertEqual(printed[0], ["OutOfMemoryError", True])
+        self.assertIn("above its budget of 1 B", printed[1][0])
+        for text in printed[1][1], self.stderr:
+            self.assertIn("oomdiag: there is no report: oomdiag: no report can be made here", text)
 
 
 class Scripted(ApiTest):

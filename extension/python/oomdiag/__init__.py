@@ -23,7 +23,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,13 @@ def start(folder: str = "") -> str:
     return _ops().start(folder)
 
 
+def _begin(folder: str = "") -> bool:
+    """start(), and whether nobody recorded before: only then is it to be stopped by who asked for it."""
+    was_recording = _ops().is_recording()
+    start(folder)
+    return not was_recording
+
+
 def stop() -> None:
     """Records nothing from here on. What was recorded can be asked for."""
     _ops().stop()
@@ -117,18 +124,27 @@ def saved_tensors(root: Optional[torch.Tensor] = None) -> Dict[str, int]:
     return _ops().saved_tensors(root)
 
 
+def _said_or_why_not(say: Callable[[], str]) -> str:
+    """What say() gives, or why there is nothing: its error must not take the place of the program's own."""
+    try:
+        return say()
+    except Exception as error:
+        return f"oomdiag: there is no report: {str(error).partition(chr(10))[0] or type(error).__name__}"
+
+
 @contextlib.contextmanager
 def watch(folder: str = "") -> Iterator[None]:
     """Records what runs inside. A CUDA OutOfMemoryError that leaves it is explained on stderr and goes on."""
     import torch
-    start(folder)
+    began = _begin(folder)
     try:
         yield
     except torch.OutOfMemoryError:
-        print(explain(), file=sys.stderr)
+        print(_said_or_why_not(explain), file=sys.stderr)
         raise
     finally:
-        stop()
+        if began:
+            stop()
 
 
 def _magic(line: str) -> None:
@@ -140,18 +156,23 @@ def _magic(line: str) -> None:
 
 def _explain_failure(shell: Any, kind: Any, error: Any, traceback: Any, tb_offset: Any = None) -> None:
     shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
-    print(explain())
+    print(_said_or_why_not(explain))
+
+
+_extension_began = False
 
 
 def load_ipython_extension(shell: Any) -> None:
+    global _extension_began
     import torch
-    start()
+    _extension_began = _begin()
     shell.register_magic_function(_magic, magic_kind="line", magic_name="oomdiag")
     shell.set_custom_exc((torch.OutOfMemoryError,), _explain_failure)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    stop()
+    if _extension_began:
+        stop()
     shell.set_custom_exc((), None)
 
 

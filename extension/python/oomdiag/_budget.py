@@ -92,7 +92,7 @@ def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] 
     PyTorch's own peaks (torch.cuda.max_memory_allocated) begin anew here.
     """
     import torch
-    from . import report, start, stop
+    from . import _begin, _said_or_why_not, report, stop
     if added is None and total is None:
         raise TypeError('oomdiag.budget: say how much, as in budget("2GiB") or budget(total="2GiB")')
     bounds = tuple(None if size is None else parse_size(size) for size in (added, total))
@@ -100,8 +100,7 @@ def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] 
         raise RuntimeError("oomdiag.budget: there is no CUDA device; try pytest --oomdiag-device rtx4090, "
                            "or oomdiag run --device rtx4090 -- pytest")
     torch.cuda.init()  # the allocator keeps no peaks before
-    started = "OOMDIAG_OUTPUT" not in os.environ  # else `oomdiag run` records already, and goes on
-    start()
+    began = _begin()
     gpus = range(torch.cuda.device_count())
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
@@ -110,7 +109,8 @@ def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] 
         yield
         excess = _excess([_Measured(before[gpu], torch.cuda.max_memory_allocated(gpu)) for gpu in gpus], *bounds)
         if excess:
-            raise BudgetExceeded("\n".join([excess[0], *_describe(report(), excess[1])]))
+            holders = _said_or_why_not(lambda: "\n".join(_describe(report(), excess[1])))
+            raise BudgetExceeded(f"{excess[0]}\n{holders}")
     finally:
-        if started:
+        if began:
             stop()
