@@ -13,8 +13,10 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "extension/cupti/collector.h"
 #include "extension/environment.h"
@@ -224,6 +226,7 @@ void resume() {
   watch_program();
   is_recording.store(true);
   if (session.writer().header().unwatched == 0) write_beginning();
+  listen_to_virtual_device();  // it says again what it noted meanwhile
 }
 
 void note_loaded() {
@@ -262,6 +265,21 @@ void drop_wish() noexcept {
   if (!stage.compare_exchange_strong(expected, Stage::starting)) return;
   wish() = {};
   stage.store(Stage::waiting);
+}
+
+/// Whether this note was not written before: the virtual device says all of its notes whenever a recording goes on.
+bool is_new_note(uint32_t kind, uint32_t text) {
+  static auto& lock = *new std::mutex;
+  static auto& written = *new std::set<std::pair<uint32_t, uint32_t>>;
+  const std::lock_guard guard(lock);
+  return written.emplace(kind, text).second;
+}
+
+// Programs number their marks as they do their scopes.
+std::string_view name_of_mark(std::string_view name) {
+  const std::string_view canonical = session().scope_names().canonical_name(name);
+  if (canonical != name) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+  return canonical;
 }
 
 }  // namespace
@@ -339,6 +357,7 @@ void stop_recording() noexcept {
 
 void write_note(std::string_view kind, const char* name) noexcept try {
   if (!is_recording.load() || the_session == nullptr) return;
+  const bool is_mark = kind == kMark;
   TraceWriter& writer = the_session->writer();
   Context context;
   context.op = writer.intern(kind);
@@ -346,11 +365,11 @@ void write_note(std::string_view kind, const char* name) noexcept try {
   event.kind = EventKind::note;
   event.time = read_ticks();
   event.context = writer.intern(context);
-  event.detail = writer.intern(std::string_view(name));
+  event.detail = writer.intern(is_mark ? name_of_mark(name) : std::string_view(name));
   // Of marks there may be any number; what stands in the report's limits is said once and must outlast them.
-  if (kind == kMark) {
+  if (is_mark) {
     writer.write(event);
-  } else {
+  } else if (is_new_note(context.op, static_cast<uint32_t>(event.detail))) {
     writer.write_and_keep(event);
   }
 } catch (...) {

@@ -45,7 +45,7 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is counted for an op around them");
   add(trace.unnumbered_threads,
       "threads began after 65,534 others: which forward op made their autograd nodes is not known");
-  add(trace.folded_names, "scopes that differ by numbers only are listed together, with # for the number");
+  add(trace.folded_names, "scopes and marks that differ by numbers only are listed together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
     limitations.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
   } else if (still_runs) {

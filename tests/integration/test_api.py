@@ -112,6 +112,31 @@ class InTheMiddle(ApiTest):
         """)
         self.assertEqual((before, between, after), (True, False, True))
 
+    def test_what_the_virtual_device_noted_while_nothing_was_recorded_is_in_the_report(self):
+        report, = self.run_alone("""
+            torch.ops.load_library(LIBRARY)
+            oomdiag = torch.ops.oomdiag
+            x = torch.ones(1 << 20, device="cuda")
+            oomdiag.start("run")
+            oomdiag.stop()
+            torch.fft.fft(x)
+            for _ in range(3): oomdiag.start(); oomdiag.stop()
+            print(oomdiag.report().replace("\\n", ""))
+        """)
+        self.assertEqual(report["notes"].count({"kind": "estimate", "text": "cuFFT work area"}), 1, report["notes"])
+
+    def test_numbered_marks_are_counted_together_after_the_first_ones(self):
+        report, = self.run_alone("""
+            torch.ops.load_library(LIBRARY)
+            torch.ops.oomdiag.start("run")
+            x = torch.ones(1 << 20, device="cuda")
+            for i in range(200): torch.ops.oomdiag.mark(f"iteration {i}")
+            print(torch.ops.oomdiag.report().replace("\\n", ""))
+        """)
+        names = [mark["name"] for mark in report["devices"][0]["marks"]]
+        self.assertEqual(names, [f"iteration {i}" for i in range(128)] + ["iteration #"] * 72)
+        self.assertTrue(any("marks that differ by numbers only" in limit for limit in report["limitations"]), report["limitations"])
+
     def test_a_second_copy_is_recognised_and_stays_quiet(self):
         copy = self.folder / "liboomdiag.so"
         shutil.copy(self.library, copy)

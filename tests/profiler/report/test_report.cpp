@@ -150,7 +150,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limitations, "4 names or places did not fit"));
   CHECK(mentions(limitations, "5 allocations by libraries outside of PyTorch"));
   CHECK(mentions(limitations, "6 ops ran too deep"));
-  CHECK(mentions(limitations, "7 scopes that differ by numbers only"));
+  CHECK(mentions(limitations, "7 scopes and marks that differ by numbers only"));
   CHECK(mentions(limitations, "8 threads began after 65,534 others"));
   CHECK(mentions(limitations, "recording stopped before the end: no space"));
   CHECK(mentions(limitations, "reserved bytes are a lower bound"));
