@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,22 @@ std::string hexadecimal(double value) {
   return digits;
 }
 
+/// A text of JSON.
+void append_quoted(std::string& text, std::string_view content) {
+  text += '"';
+  for (const char letter : content) {
+    if (letter == '"' || letter == '\\') text += '\\';
+    if (const auto code = static_cast<unsigned char>(letter); code >= ' ') {
+      text += letter;
+    } else {
+      char digits[8];
+      std::snprintf(digits, sizeof digits, "\\u%04x", code);
+      text += digits;
+    }
+  }
+  text += '"';
+}
+
 void append_argument(std::string& text, const c10::IValue& value, Storages& storages);
 
 template <typename List>
@@ -101,7 +118,9 @@ void append_argument(std::string& text, const c10::IValue& value, Storages& stor
   } else if (value.isDouble()) {
     text += R"({"f":")" + hexadecimal(value.toDouble()) + "\"}";
   } else if (value.isString()) {
-    text += R"({"s":")" + value.toStringRef() + "\"}";
+    text += R"({"s":)";
+    append_quoted(text, value.toStringRef());
+    text += '}';
   } else if (value.isDevice()) {
     text += R"({"d":")" + value.toDevice().str() + "\"}";
   } else if (value.isList()) {

@@ -137,6 +137,19 @@ class InTheMiddle(ApiTest):
         self.assertEqual(names, [f"iteration {i}" for i in range(128)] + ["iteration #"] * 72)
         self.assertTrue(any("marks that differ by numbers only" in limit for limit in report["limitations"]), report["limitations"])
 
+    def test_arguments_of_operators_are_json_whatever_is_in_their_texts(self):
+        text = 'a "word"\\ of\n two lines'
+        self.run_alone(f"""
+            torch.ops.load_library(LIBRARY)
+            torch.library.define("own::say", "(Tensor x, str text) -> Tensor")
+            torch.library.impl("own::say", "CUDA", lambda x, text: x.clone())
+            torch.ops.oomdiag.start("run")
+            torch.ops.own.say(torch.ones(4, device="cuda"), {text!r})
+        """, OOMDIAG_ARGUMENTS="1")
+        lines = (self.folder / "run" / "arguments").read_text().splitlines()
+        calls = [json.loads(line.partition("\t")[2]) for line in lines]
+        self.assertIn({"s": text}, [call["in"][1] for call in calls if call["op"][0] == "own::say"])
+
     def test_a_second_copy_is_recognised_and_stays_quiet(self):
         copy = self.folder / "liboomdiag.so"
         shutil.copy(self.library, copy)
