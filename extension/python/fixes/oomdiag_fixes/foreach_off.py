@@ -4,6 +4,7 @@ from .optimizers import force
 
 
 def apply(_settings):
-    @force(foreach=False, fused=False)
-    def on_construction(name):
-        report_applied("foreach_off", [f"optimizer = torch.optim.{name}(..., foreach=False, fused=False)"])
+    @force(foreach=False, if_taken={"fused": False})
+    def on_construction(name, options):
+        words = ", ".join(f"{option}={value}" for option, value in options.items())
+        report_applied("foreach_off", [f"optimizer = torch.optim.{name}(..., {words})"])

@@ -5,5 +5,5 @@ from .optimizers import force
 
 def apply(_settings):
     @force(foreach=None, fused=True)
-    def on_construction(name):
+    def on_construction(name, _options):
         report_applied("fused_optimizer", [f"optimizer = torch.optim.{name}(..., fused=True)"])

@@ -4,15 +4,18 @@ import inspect
 import torch
 
 
-def force(**options):
-    """Every optimizer of torch.optim that takes these options gets them; calls on_construction(class name) for each that is constructed."""
+def force(if_taken=(), **options):
+    """Every optimizer of torch.optim that takes these options gets them, and of `if_taken` those that it takes; calls
+    on_construction(class name, what it got) for each that is constructed."""
 
     def decorate(on_construction):
         for kind in vars(torch.optim).values():
             if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)) or kind is torch.optim.Optimizer:
                 continue
-            if set(options) <= set(inspect.signature(kind.__init__).parameters):
-                _wrap(kind, options, on_construction)
+            taken = set(inspect.signature(kind.__init__).parameters)
+            if set(options) <= taken:
+                more = {name: value for name, value in dict(if_taken).items() if name in taken}
+                _wrap(kind, {**options, **more}, on_construction)
 
     return decorate
 
@@ -25,6 +28,6 @@ def _wrap(kind, options, on_construction):
         bound.arguments.update(options)
         plain(*bound.args, **bound.kwargs)
         if type(self) is kind:
-            on_construction(kind.__name__)
+            on_construction(kind.__name__, options)
 
     kind.__init__ = init
