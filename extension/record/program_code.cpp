@@ -1,6 +1,5 @@
 #include "extension/record/program_code.h"
 
-#include <algorithm>
 #include <string>
 
 #include "extension/python_symbols.h"
@@ -14,11 +13,6 @@ namespace {
 constexpr size_t kMaxCode = 1 << 16;
 
 }  // namespace
-
-size_t find_package(std::string_view file) {
-  const size_t folder = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
-  return folder == file.npos ? file.npos : folder + std::string_view("/site-packages/").size();
-}
 
 bool is_call_of_module(const PythonApi& api, PythonObject code) {
   return api.text(code, "co_filename").ends_with("/torch/nn/modules/module.py") &&

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "extension/package_paths.h"
 #include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
 #include "extension/record/pointer_set.h"
@@ -18,9 +19,6 @@ namespace oomdiag {
 /// Whose code it is. Torch's own and Python's standard library have no line; a package's is the line where the user's
 /// own calls it from far away, as through a trainer.
 enum class Code { nobody, package, user, module_call, optimizer };
-
-/// Where the path inside of the installed packages begins; npos of what is not installed.
-size_t find_package(std::string_view file);
 
 /// Whether it is the code that calls the forward of a torch.nn.Module.
 bool is_call_of_module(const PythonApi& api, PythonObject code);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "extension/interpreter_shutdown.h"
+#include "extension/package_paths.h"
 #include "extension/python_symbols.h"
 #include "extension/record/gil.h"
 #include "extension/record/module_names.h"
@@ -105,8 +106,8 @@ std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool wit
     begun = begun || kind == Code::user || (with_packages && kind == Code::package);
     if (!begun) continue;
     const std::string file = known.api.text(line.code, "co_filename");
-    const size_t package = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
-    text += (text.empty() ? "" : "\n") + (package == file.npos ? file : file.substr(package + 1));
+    const size_t folder = find_packages_folder(file);
+    text += (text.empty() ? "" : "\n") + (folder == file.npos ? file : file.substr(folder + 1));
     text += ":" + std::to_string(line.number) + " in " + known.api.text(line.code, "co_name");
   }
   return text;

@@ -19,9 +19,10 @@ import signal
 import socket
 import struct
 import sys
-import sysconfig
 import threading
 import types
+
+from oomdiag_packages import is_installed
 
 
 def _is_installed(name, torch_only):
@@ -32,9 +33,8 @@ def _is_installed(name, torch_only):
         return False
     if spec.origin in ("built-in", "frozen"):
         return True
-    folders = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     files = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    inside = any(os.path.realpath(file).startswith(folder + os.sep) for file in files for folder in folders)
+    inside = any(is_installed(file) for file in files)
     return inside and (not torch_only or package == "torch" or package in sys.stdlib_module_names)
 
 

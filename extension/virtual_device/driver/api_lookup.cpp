@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "extension/package_paths.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/errors.h"
 #include "extension/virtual_device/entry_point.h"
@@ -49,12 +50,11 @@ void* find_function(std::string_view name, int version, CUdriverProcAddressQuery
 
 /// The file name of the library whose code called us; of an extension module of Python's, where it lies among the packages.
 std::string_view name_caller(const void* address) {
-  constexpr std::string_view kPackages = "/site-packages/";
   Dl_info info{};
   const std::string_view path = dladdr(address, &info) && info.dli_fname ? info.dli_fname : "a program";
-  const size_t packages = path.rfind(kPackages);
-  const bool is_module = packages != path.npos && path.find(".cpython-") != path.npos;
-  return path.substr(is_module ? packages + kPackages.size() : path.rfind('/') + 1);
+  const size_t package = oomdiag::find_package(path);
+  const bool is_module = package != path.npos && path.find(".cpython-") != path.npos;
+  return path.substr(is_module ? package : path.rfind('/') + 1);
 }
 
 CUresult answer(const char* (*pick)(const oomdiag::ErrorText&), CUresult code, const char** text) {

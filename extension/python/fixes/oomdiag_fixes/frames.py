@@ -3,9 +3,8 @@ import ctypes
 import inspect
 import os
 import sys
-import sysconfig
 
-_FOREIGN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), os.path.dirname(os.path.abspath(__file__))})
+from oomdiag_packages import is_installed
 
 
 def own_frames():
@@ -13,7 +12,7 @@ def own_frames():
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_FOREIGN) and not file.startswith("<"):
+        if not file.startswith("<") and not is_installed(file):
             yield frame
         frame = frame.f_back
 
