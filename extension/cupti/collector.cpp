@@ -60,11 +60,8 @@ class Collector {
     const std::lock_guard guard(lock_);
     if (is_module) return accounting_.after_module(device_of(data.context), library);
     if (id == CUPTI_CBID_RESOURCE_CONTEXT_CREATED) return accounting_.after_context(device_of(data.context), false);
-    while (true) {  // a context that is destroyed takes its memory with it
-      const AllocationChange change = allocations_.drop_one_of(reinterpret_cast<uintptr_t>(data.context));
-      if (change.kind == AllocationChange::Kind::none) return;
-      write(change, 0);
-    }
+    allocations_.drop_all_of(reinterpret_cast<uintptr_t>(data.context),
+                             [&](const DriverEntry& entry) { write(EventKind::driver_free, entry, 0, 0); });
   }
 
   void attach(TraceWriter& writer, MakeEvent make_event) {
@@ -204,6 +201,7 @@ class Collector {
 
 Collector* collector = nullptr;  // never destroyed: memory is freed until the very end
 std::atomic<bool> collecting = false;
+auto& resuming = *new std::mutex;  // for `why_not`, and one thread takes the slot at a time
 std::string& why_not = *new std::string("not started");
 
 void CUPTIAPI on_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
@@ -242,12 +240,16 @@ void describe_gpu(uint8_t device) noexcept try {
 
 void resume_collecting() noexcept try {
   if (!lost_slot() || !collecting.load()) return;
-  why_not = take_slot(on_callback);
+  const std::lock_guard guard(resuming);
+  if (lost_slot()) why_not = take_slot(on_callback);
 } catch (...) {
 }
 
 void stop_collecting_in_child() noexcept { collecting.store(false); }
 
-std::string why_not_collecting() { return why_not; }
+std::string why_not_collecting() {
+  const std::lock_guard guard(resuming);
+  return why_not;
+}
 
 }  // namespace oomdiag

@@ -36,7 +36,10 @@ AllocationChange DriverAllocations::allocate(const DriverCall& call, const Drive
                           .owner = caller.owner,
                           .device = call.device < 0 ? caller.device : static_cast<uint8_t>(call.device),
                           .memory = call.memory};
-  if (!(is_handle ? handles_ : blocks_).insert(call.address, entry)) ++lost_;
+  if (!(is_handle ? handles_ : blocks_).insert(call.address, entry)) {  // its release would not be known
+    ++lost_;
+    return {};
+  }
   count(entry, 1);
   return {.kind = Kind::allocated, .entry = entry};
 }
@@ -78,17 +81,6 @@ AllocationChange DriverAllocations::drop_reference(uint64_t handle) noexcept {
   if (entry == nullptr || --entry->references > 0) return {};
   const AllocationChange change{.kind = Kind::freed, .entry = *entry};
   handles_.erase(handle);
-  count(change.entry, -1);
-  return change;
-}
-
-AllocationChange DriverAllocations::drop_one_of(uint64_t context) noexcept {
-  AllocationChange change;
-  blocks_.for_each([&](uint64_t, const DriverEntry& entry) {
-    if (entry.context == context) change = {.kind = Kind::freed, .entry = entry};
-  });
-  if (change.kind == Kind::none) return {};
-  blocks_.erase(change.entry.address);
   count(change.entry, -1);
   return change;
 }

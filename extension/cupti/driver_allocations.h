@@ -45,9 +45,17 @@ class DriverAllocations {
   /// Records one call; `caller` is only looked at for allocations.
   AllocationChange record(const DriverCall& call, const DriverCaller& caller) noexcept;
 
-  /// Takes out one entry that goes with this context; `none` when there is no more: a context that is destroyed takes its
-  /// memory with it.
-  AllocationChange drop_one_of(uint64_t context) noexcept;
+  /// Takes out what goes with this context and calls `visit(entry)` for each: a context that is destroyed takes its memory
+  /// with it.
+  template <typename Visit>
+  void drop_all_of(uint64_t context, Visit visit) {
+    blocks_.erase_if([&](const DriverEntry& entry) {
+      if (entry.context != context) return false;
+      count(entry, -1);
+      visit(entry);
+      return true;
+    });
+  }
 
   /// Bytes of the GPU's own memory that are out on this device.
   int64_t gpu_bytes(uint8_t device) const { return gpu_bytes_[device % kMaxDevices]; }

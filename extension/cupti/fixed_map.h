@@ -38,6 +38,15 @@ class FixedMap {
     --used_;
     close_gap(static_cast<size_t>(entry - entries()));
   }
+  /// Erases the entries whose value `is_erased(value)` says true of. Each is asked about at least once; of those that stay, some
+  /// twice.
+  template <typename IsErased>
+  void erase_if(IsErased is_erased) {
+    if (entries() == nullptr) return;
+    for (size_t i = 0; i < kPlaces && used_ > 0; ++i) {
+      while (entries()[i].key != 0 && is_erased(std::as_const(entries()[i].value))) erase(entries()[i].key);
+    }
+  }
   size_t size() const { return used_; }
 
   /// Calls `visit(key, value)` for every entry; `visit` must not change the map.

@@ -35,6 +35,16 @@ TEST_CASE("a fixed map holds what a map holds, whatever comes and goes", "[cupti
   CHECK(visited == plain.size());
 }
 
+TEST_CASE("of a fixed map all entries of a kind are erased at once, and no others", "[cupti]") {
+  FixedMap<int> fixed;
+  for (uint64_t key = 1; key <= 50'000; ++key) REQUIRE(fixed.insert(key << 21, static_cast<int>(key % 3)));
+  size_t erased = 0;
+  fixed.erase_if([&](int value) { return value == 1 && ++erased > 0; });
+  CHECK(erased == 16'667);
+  CHECK(fixed.size() == 50'000 - erased);
+  for (uint64_t key = 1; key <= 50'000; ++key) REQUIRE((fixed.find(key << 21) != nullptr) == (key % 3 != 1));
+}
+
 TEST_CASE("a full fixed map says so and keeps what it has", "[cupti]") {
   FixedMap<int> fixed;
   for (uint64_t key = 1; key <= FixedMap<int>::kCapacity; ++key) REQUIRE(fixed.insert(key, 1));
