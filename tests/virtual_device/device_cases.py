@@ -8,9 +8,11 @@ import gc
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 from stand_ins import CUBLAS, CUDA_MAJOR, RUNTIME
 
@@ -781,6 +783,33 @@ def a_forked_child_cannot_use_the_device():
         block = ctypes.c_void_p()
         os._exit(0 if runtime.cudaMalloc(ctypes.byref(block), 1024) == 3 and driver.cuInit(0) == 3 else 1)
     expect_equal(os.waitpid(child, 0)[1], 0, "the child's status")
+
+
+@case()
+def a_forked_child_waits_for_no_lock_of_a_thread_of_its_parent():
+    driver, noting, forked = ctypes.CDLL("libcuda.so.1"), threading.Event(), threading.Event()
+    expect_equal(driver.cuInit(0), 0, "cuInit")
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+    def observer(kind, name):
+        noting.set()
+        forked.wait(60)
+
+    driver.oomdiag_device_set_observer(observer)
+    thread = threading.Thread(target=driver.oomdiag_device_note, args=(b"unsupported", b"what the thread asks for"))
+    thread.start()
+    noting.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        driver.oomdiag_device_note(b"unsupported", b"what the child asks for")
+        driver.oomdiag_device_note_read()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    forked.set()
+    thread.join()
+    driver.oomdiag_device_set_observer(None)
+    expect_equal(status, 0, "the child's status")
 
 
 # GPUs and settings.

@@ -49,7 +49,10 @@ __attribute__((destructor)) void note_unserved() {
 
 }  // namespace
 
+// In a forked child these do nothing, as note_unserved does.
+
 void oomdiag_device_note(const char* kind, const char* name) {
+  if (oomdiag::is_forked_child()) return;
   std::lock_guard guard(lock);
   if (is_known(kind, name)) return;
   notes.push_back({kind, name});
@@ -58,6 +61,7 @@ void oomdiag_device_note(const char* kind, const char* name) {
 }
 
 void oomdiag_device_note_read() {
+  if (oomdiag::is_forked_child()) return;
   std::lock_guard guard(lock);
   if (observer) observer("read", "");
 }
@@ -70,6 +74,7 @@ void oomdiag_device_note_oom(int64_t bytes) {
 }
 
 void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {
+  if (oomdiag::is_forked_child()) return;
   std::lock_guard guard(lock);
   observer = on_note;
   is_recorded = is_recorded || on_note;
