@@ -163,8 +163,7 @@ bool all_evaluate(const PythonApi& api, const std::vector<PythonRef>& modules) {
     const PythonRef attributes = reader.dict_of(module.get());
     if (!has_parameters_or_layers(api, reader, attributes.get())) continue;
     const PythonRef mode = reader.entry(attributes.get(), "training");
-    evaluates = mode && api.to_long(mode.get()) == 0;
-    if (api.error() != nullptr) api.clear_error();
+    evaluates = reader.integer(mode.get()) == 0;
     if (!evaluates) return false;
   }
   return evaluates;
@@ -176,7 +175,7 @@ bool any_asks_for_checkpoints(const PythonApi& api, const std::vector<PythonRef>
   const auto asks = [&](const auto& entry) {
     const auto& [name, value] = entry;
     return name.find("checkpoint") != name.npos && reader.type_name(value.get()) == "bool" &&
-           api.to_long(value.get()) == 1;
+           reader.integer(value.get()) == 1;
   };
   return std::ranges::any_of(modules, [&](const PythonRef& module) {
     return std::ranges::any_of(reader.entries(reader.dict_of(module.get()).get()), asks);

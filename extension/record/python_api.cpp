@@ -38,8 +38,8 @@ bool load_objects(PythonApi& api) {
          find(api.weak, "PyWeakref_NewRef") && find(api.function, "PyCFunction_NewEx") &&
          find(api.none, "_Py_NoneStruct") && find(api.dict_type, "PyDict_Type") && find(api.list_type, "PyList_Type") &&
          find(api.tuple_type, "PyTuple_Type") && find(api.text_type, "PyUnicode_Type") &&
-         find(api.c_function_type, "PyCFunction_Type") && find(api.method_type, "PyMethod_Type") &&
-         find(api.method_function, "PyMethod_Function");
+         find(api.integer_type, "PyLong_Type") && find(api.c_function_type, "PyCFunction_Type") &&
+         find(api.method_type, "PyMethod_Type") && find(api.method_function, "PyMethod_Function");
 }
 
 }  // namespace
@@ -163,6 +163,14 @@ std::string PythonReader::text(PythonObject object) const {
   const char* characters = is_a(object, api_.text_type) ? api_.utf8(object) : nullptr;
   if (characters == nullptr && api_.error() != nullptr) api_.clear_error();  // single surrogates
   return characters == nullptr ? "" : characters;
+}
+
+std::optional<long> PythonReader::integer(PythonObject object) const {
+  if (!is_a(object, api_.integer_type)) return std::nullopt;
+  const long number = api_.to_long(object);
+  if (api_.error() == nullptr) return number;
+  api_.clear_error();  // it has more bits
+  return std::nullopt;
 }
 
 }  // namespace oomdiag

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,6 +72,7 @@ struct PythonApi {
   void (*clear_error)() = nullptr;
 
   PythonObject none = nullptr, dict_type = nullptr, list_type = nullptr, tuple_type = nullptr, text_type = nullptr;
+  PythonObject integer_type = nullptr;
   PythonObject function_type = nullptr, type_type = nullptr, c_function_type = nullptr, method_type = nullptr;
 
   /// Finds all of it. False if there is no (running) interpreter in the process.
@@ -158,6 +160,8 @@ class PythonReader {
   PythonRef call_builtin(PythonObject object, const char* method) const;
   std::string type_name(PythonObject object) const;
   std::string text(PythonObject object) const;
+  /// Of an int or bool: of another object its __index__ would be asked.
+  std::optional<long> integer(PythonObject object) const;
 
  private:
   const PythonApi& api_;

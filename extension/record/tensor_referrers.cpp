@@ -120,7 +120,7 @@ void TensorReferrers::add_frame(PythonObject frame) {
   if (function == "<module>" || code_.kind_of(code.get()) != Code::user) return;
   const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
   const std::string place = function + " (" + base_name(api_.text(code.get(), "co_filename")) + ":" +
-                            std::to_string(line ? api_.to_long(line.get()) : 0) + ")";
+                            std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
   for (const auto& [name, value] : variables_of(frame)) add_variable(name, place, value.get());
 }
 
@@ -303,10 +303,8 @@ std::string TensorReferrers::key_of(PythonObject container, PythonObject item) c
   for (int i = 0; i < kMaxItemsSearched && api_.dict_next(container, &place, &key, &value) != 0; ++i) {
     if (value != item) continue;
     if (reader_.is_a(key, api_.text_type)) return reader_.text(key);
-    const long number = api_.to_long(key);
-    if (api_.error() == nullptr) return std::to_string(number);
-    api_.clear_error();
-    break;
+    const std::optional<long> number = reader_.integer(key);
+    return number ? std::to_string(*number) : kNoKey;
   }
   return kNoKey;
 }

@@ -72,8 +72,9 @@ class ReferrersTest(unittest.TestCase):
             folder = pathlib.Path(folder)
             (folder / "program.py").write_text(BEGINNING + textwrap.dedent(program) + "\n")
             run = folder / "run"
-            subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--memory", memory, "--folder", run, "--", sys.executable,
+            done = subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--memory", memory, "--folder", run, "--", sys.executable,
                             folder / "program.py"], capture_output=True, text=True)
+            self.printed = done.stdout
             said = subprocess.run([build / "bin/oomdiag", "explain", run, "--json"], capture_output=True, text=True)
             return json.loads(said.stdout)["devices"][0]
 
@@ -89,6 +90,26 @@ class ReferrersTest(unittest.TestCase):
                 return {name: value.cuda() for name, value in batch.items()}
             validate({"history": torch.zeros(600, 1 << 20, dtype=torch.uint8), "label": torch.zeros(600)})""", "500MiB")["reason"]
         self.assertIn("copied to the GPU as a whole at program.py:21, dict 'batch' in validate (program.py:20)", reason["text"])
+
+    def test_objects_of_the_program_are_read_and_not_asked(self):
+        report = self.report("""
+            class Odd:
+                def __index__(self):
+                    print("__index__ was called")
+                    return 0
+            class Own(torch.Tensor):
+                @property
+                def _local_tensor(self):
+                    print("the property was read")
+            class Failing(torch.nn.Linear):
+                def forward(self, x):
+                    return torch.empty(1 << 40, device="cuda")
+            kept = {Odd(): torch.ones(1024, 1024, device="cuda").as_subclass(Own), 7: torch.ones(1024, 1024, device="cuda")}
+            failing = Failing(8, 8).cuda()
+            failing.training = Odd()
+            failing(None)""")
+        self.assertNotIn("was", self.printed)
+        self.assertLessEqual({"dict 'kept' in program.py"}, {one.get("referrer") for one in report["top_allocations"]}, report["top_allocations"])
 
     def test_training_that_keeps_nothing_names_nothing(self):
         self.assertEqual(self.growth("for _ in range(8): step(model, optimizer)"), [])
