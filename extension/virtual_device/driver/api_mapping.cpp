@@ -83,7 +83,11 @@ OOMDIAG_ENTRY_POINT CUresult cuMemExportToShareableHandle(void* shared, CUmemGen
   if (!pages) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   const int file = memfd_create("oomdiag-pages", MFD_CLOEXEC);
-  if (file < 0 || ftruncate(file, pages->bytes)) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (ftruncate(file, pages->bytes)) {
+    close(file);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
   *static_cast<int*>(shared) = file;
   return CUDA_SUCCESS;
 }

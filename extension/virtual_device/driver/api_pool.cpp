@@ -141,7 +141,9 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* block, size_t 
   const auto requested = static_cast<int64_t>(bytes);
   if (const CUresult error = oomdiag::allocate_from(*find_pool(pool), requested, reinterpret_cast<void**>(block)))
     return error;
-  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+  const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+  if (error) oomdiag::free_block(reinterpret_cast<void*>(*block));
+  return error;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocAsync(CUdeviceptr* block, size_t bytes, CUstream handle) {

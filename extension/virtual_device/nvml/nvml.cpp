@@ -4,10 +4,13 @@
 
 #include "extension/nvml.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
@@ -54,10 +57,12 @@ unsigned long long bytes(int64_t count) { return static_cast<unsigned long long>
 
 template <typename Process>
 nvmlReturn_t give_processes(nvmlDevice_t device, unsigned* count, Process* processes) {
-  int pids[256];
-  int64_t held[256];
   const unsigned capacity = *count;
-  *count = static_cast<unsigned>(oomdiag_device_processes(index_of(device), pids, held, 256));
+  const int known = oomdiag_device_processes(index_of(device), nullptr, nullptr, 0);
+  std::vector<int> pids(static_cast<size_t>(known));
+  std::vector<int64_t> held(static_cast<size_t>(known));
+  const int found = oomdiag_device_processes(index_of(device), pids.data(), held.data(), known);
+  *count = static_cast<unsigned>(std::min(found, known));  // others may have begun or ended meanwhile
   if (*count == 0) return NVML_SUCCESS;
   if (capacity < *count || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
   for (unsigned i = 0; i < *count; ++i) {
