@@ -10,10 +10,15 @@ import os
 
 
 def report(**what):
+    """Raises nothing: the program's own code calls it."""
     folder = os.environ.get("OOMDIAG_OUTPUT")
-    if folder:
+    if not folder:
+        return
+    try:
         with open(os.path.join(folder, "fixes"), "a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
+    except OSError:  # the disk is full, the program has no file descriptor left
+        pass
 
 
 def report_applied(id, lines):
