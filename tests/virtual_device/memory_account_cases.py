@@ -207,6 +207,30 @@ def a_full_gpu_makes_no_context():
     expect_equal(active.value, 0, "whether there is a context")
 
 
+@case(OOMDIAG_OTHER_PROCESSES=",".join(f"{100 + index}:other:{index}" for index in range(300)))
+def nvml_lists_any_number_of_processes():
+    nvml, count, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(400), ctypes.c_void_p()
+    nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+    entries = (ctypes.c_ulonglong * (3 * 400))()  # pid, bytes and instances
+    expect_equal(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), entries), 0, "the answer")
+    expect_equal(count.value, 300, "how many there are")
+    expect_equal([(entries[3 * index] & 0xffffffff, entries[3 * index + 1]) for index in range(300)],
+                 [(100 + index, index) for index in range(300)], "their bytes")
+
+
+@case()
+def a_block_for_a_stream_that_was_destroyed_is_not_kept():
+    cuda, driver, pool, value, block = runtime(), ctypes.CDLL(DRIVER), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+    cuda.cudaFree(None)
+    cuda.cudaDeviceGetDefaultMemPool(ctypes.byref(pool), 0)
+    stream = ctypes.c_void_p()
+    driver.cuStreamCreate(ctypes.byref(stream), 0)
+    driver.cuStreamDestroy_v2(stream)
+    expect_equal(driver.cuMemAllocFromPoolAsync(ctypes.byref(block), ctypes.c_size_t(MIB), pool, stream), 400, "the answer")
+    cuda.cudaMemPoolGetAttribute(pool, 7, ctypes.byref(value))  # cudaMemPoolAttrUsedMemCurrent
+    expect_equal(value.value, 0, "bytes that are in use")
+
+
 @case()
 def pytorch_names_the_handle_that_failed():
     code = """
