@@ -85,10 +85,11 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that did not fit
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
   std::atomic<uint64_t> dropped_driver = 0;  ///< driver allocations that did not fit into the tracking table
-  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be kept apart from those around them
-  std::atomic<uint64_t> folded_names = 0;  ///< scopes recorded under a common name, their numbers replaced by '#'
-  std::atomic<uint32_t> step_count = 0;    ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
-  std::atomic<uint32_t> step_stride = 1;   ///< doubled, and every other entry dropped, when the list is full
+  std::atomic<uint64_t> deep_calls = 0;  ///< ops and scopes nested too deeply to be kept apart from those around them
+  std::atomic<uint64_t> folded_names =
+      0;  ///< scopes and marks recorded under a common name, their numbers replaced by '#'
+  std::atomic<uint32_t> step_count = 0;   ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
+  std::atomic<uint32_t> step_stride = 1;  ///< doubled, and every other entry dropped, when the list is full
   std::atomic<uint32_t> steps_by_optimizer = 0;  ///< a step ends with an optimizer's step, else with its backward pass
   std::atomic<uint64_t> kept_count = 0;          ///< events kept so far; only the newest are there
   std::atomic<EndState> end_state = EndState::running;

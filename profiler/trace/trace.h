@@ -60,7 +60,7 @@ struct Trace {
   uint64_t dropped_names = 0;           ///< names and contexts that did not fit
   uint64_t dropped_driver = 0;          ///< driver allocations that did not fit into the tracking table
   uint64_t deep_calls = 0;              ///< ops nested too deeply to be distinguished from those around them
-  uint64_t folded_names = 0;            ///< scopes recorded under a common name, their numbers replaced by '#'
+  uint64_t folded_names = 0;  ///< scopes and marks recorded under a common name, their numbers replaced by '#'
   uint64_t unnumbered_threads =
       0;  ///< threads that began when 65 534 others had: their nodes are joined with no forward op
   std::vector<uint64_t> step_ends{};  ///< entry i: sequence of the last event of step 1 + i ∙ step_stride; whole run
