@@ -206,7 +206,7 @@ void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
   Session& recording = session();
   if (!claim_task(task)) return;              // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
-  if (!claim_walk() && !uses_several_devices()) return;
+  if (!uses_several_devices() && !claim_walk()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);
   walk.begin(static_cast<uint64_t>(task));
