@@ -170,6 +170,18 @@ void add_besides(const std::optional<Reason>& reason, const StepModel& model, Fi
   if (reason != findings.reason) add_cure(*reason, model, findings.fixes);
 }
 
+/// Whether a graph was built in the step that failed or in the one before, or neither has run a module that would show it.
+bool may_build_graph(const DeviceHistory& device) {
+  bool is_shown = false;
+  for (const StepAllocations* step : {&device.step_allocations, &device.complete}) {
+    for (const StepAllocation& block : step->blocks) {
+      if (block.in_graph) return true;
+      is_shown = is_shown || !block.made.module.empty();
+    }
+  }
+  return !is_shown || device.attribution.backward_bytes > 0;
+}
+
 }  // namespace
 
 bool has_caught(const DeviceHistory& device) {
@@ -193,7 +205,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;
-  findings.growths = find_growth(device.curves);
+  findings.growths = find_growth(device.curves, may_build_graph(device));
   find_referrers(device.referrers, findings.growths);
   if (device.failure) {
     FailureFacts facts = collect_facts(device, settings, gpu, findings.growths, step.need);

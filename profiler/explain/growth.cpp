@@ -134,7 +134,7 @@ using Owner = std::tuple<GrowthKind, std::string_view, std::string, std::string_
 
 // One graph is one reason, however many ops made it; tensors are distinguished by op, module and line, where layers that are
 // alike are one.
-std::vector<Group> group_curves(const StepCurves& curves) {
+std::vector<Group> group_curves(const StepCurves& curves, bool may_be_graph) {
   Group in_graph;
   std::map<Owner, Group> groups;
   for (const PlaceCurve& curve : curves.places) {
@@ -144,7 +144,7 @@ std::vector<Group> group_curves(const StepCurves& curves) {
     if (beginning != kNowhere) shape = GrowthShape::more_blocks;
     if (shape == GrowthShape::steady) continue;
     const GrowthKind kind = shape == GrowthShape::more_blocks ? GrowthKind::kept_tensors : GrowthKind::growing_buffer;
-    const bool kept_by_graph = shape == GrowthShape::more_blocks && curve.in_graph;
+    const bool kept_by_graph = shape == GrowthShape::more_blocks && curve.in_graph && may_be_graph;
     Group& group =
         kept_by_graph ? in_graph : groups[{kind, curve.where.op, fold_indices(curve.where.module), curve.where.source}];
     add_curve(group, kind, curve, beginning);
@@ -158,9 +158,9 @@ std::vector<Group> group_curves(const StepCurves& curves) {
 
 }  // namespace
 
-std::vector<Growth> find_growth(const StepCurves& curves) {
+std::vector<Growth> find_growth(const StepCurves& curves, bool may_be_graph) {
   std::vector<Growth> growths;
-  for (const Group& group : group_curves(curves)) growths.push_back(describe(group, curves));
+  for (const Group& group : group_curves(curves, may_be_graph)) growths.push_back(describe(group, curves));
   std::stable_sort(growths.begin(), growths.end(),
                    [](const Growth& a, const Growth& b) { return a.bytes_per_step > b.bytes_per_step; });
   return growths;

@@ -63,8 +63,9 @@ inline constexpr size_t kMaxGrowingPlaces = 10;
 /// show in at least 3 steps after the first one, hardly ever fall, and go on at its pace to the end: optimizer state made
 /// in step 1, warm-up and caches that fill up do not. A tensor that becomes larger only counts where the requests of the
 /// other places have not grown as much: else the batch did. Where the first steps were overwritten, what they left behind
-/// counts too, and growth that is too slow for the steps that are left is found if it began with the run.
-std::vector<Growth> find_growth(const StepCurves& curves);
+/// counts too, and growth that is too slow for the steps that are left is found if it began with the run. `may_be_graph`: false where
+/// the program builds none, though it runs with gradients enabled.
+std::vector<Growth> find_growth(const StepCurves& curves, bool may_be_graph = true);
 
 /// Says of each the variable of the program that keeps most of it: of a graph the one with most nodes, else the one with most
 /// tensors.

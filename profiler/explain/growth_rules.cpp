@@ -614,18 +614,25 @@ Found name_collected(const ReasonFacts& facts, double part) {
   if (is_cache && builds_graph(facts).value_or(learns(facts)))
     how.insert(how.begin(),
                "model.config.use_cache = False  # in training nothing reads the keys and values of before");
-  if (!is_of_step) {
+  // Of a variable that the loop assigns anew with what the next step makes.
+  const bool is_of_step_before =
+      !is_of_step && !is_appended_to(variable) && share.largest->step + 1 == failure(facts)->step;
+  if (is_of_step_before) {
+    how.insert(how.begin(),
+               fmt::format("del {}  # at the end of each turn: it has them while the next step runs", name));
+  } else if (!is_of_step) {
     const std::string_view object = object_of(name);
     how.insert(how.begin(), fmt::format("{}.clear()  # once they have served: an earlier step made them{}", name,
                                         object.empty() ? "" : fmt::format("; of a metric: {}.reset()", object)));
   }
-  return Reason{.id = {},
-                .text = fmt::format("{}{} {} results{}: {}", variable,
-                                    beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")),
-                                    share.count, at(share.made()), with_unit(share.bytes)),
-                .bytes = share.bytes,
-                .fix = "results_to_host",
-                .how = std::move(how)};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{}{} {} results{}{}: {}", variable,
+                          beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")), share.count,
+                          is_of_step_before ? " of the step before" : "", at(share.made()), with_unit(share.bytes)),
+      .bytes = share.bytes,
+      .fix = "results_to_host",
+      .how = std::move(how)};
 }
 
 /// Parts in a container, where no step ends between them.

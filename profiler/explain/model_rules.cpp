@@ -667,6 +667,66 @@ Found find_earlier_optimizer(const ReasonFacts& facts) {
       .how = {fmt::format("{} = None  # before the next optimizer is made", name.empty() ? "optimizer" : name)}};
 }
 
+namespace {
+
+/// "; most of the parameters are of 'visual_encoder', 61.10 MiB, which is trained": of the module at the top that has so much.
+std::string describe_largest_part(const ReasonFacts& facts, int64_t parameters) {
+  constexpr double kMost = 0.6;
+  std::map<std::string_view, int64_t> parts, trained;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.category != Category::parameter || block.name.empty()) continue;
+    const std::string_view part = block.name.substr(0, block.name.find('.'));
+    parts[part] += block.bytes;
+    if (block.trained) trained[part] += block.bytes;
+  }
+  const auto most = std::ranges::max_element(parts, {}, [](const auto& part) { return part.second; });
+  if (parts.size() < 2 || static_cast<double>(most->second) < kMost * static_cast<double>(parameters)) return {};
+  return fmt::format("; most of the parameters are of '{}', {}{}", most->first, with_unit(most->second),
+                     trained[most->first] * 2 > most->second ? ", which is trained" : "");
+}
+
+/// "variable 'x' in forward (gcn.py:9), [100000, 100] float32": the largest of the program's whose shape is known; or empty.
+std::string describe_largest_data(const ReasonFacts& facts) {
+  const auto is_shown = [&](const LiveBlock& block) {
+    return is_data(block) && block.made.module.empty() && !block.shape.empty() &&
+           facts.referrers.find(block) != nullptr;
+  };
+  const LiveBlock* const largest = sum_blocks(facts, is_shown).largest;
+  return largest == nullptr ? "" : std::string(facts.referrers.find(*largest)->variable) + comma_shape(*largest);
+}
+
+std::string describe_model_and_data(const ReasonFacts& facts, int64_t parameters, int64_t of_step) {
+  const int64_t gradients = sum_category(facts, Category::gradient).bytes,
+                states = sum_category(facts, Category::optimizer_state).bytes;
+  const std::string learned =
+      !trains(facts) ? ""
+      : gradients + states == 0
+          ? ", which get gradients and the optimizer's state in this step"
+          : fmt::format(", {} of gradients and {} of the optimizer's state", with_unit(gradients), with_unit(states));
+  return fmt::format("the model and its data together: {} of parameters{}, and {} of data and what layers make of it{}",
+                     with_unit(parameters), learned, with_unit(of_step), describe_largest_part(facts, parameters));
+}
+
+}  // namespace
+
+// What is left to say where no kind of tensor has most of it.
+Found find_whole_step(const ReasonFacts& facts) {
+  constexpr double kMostOfAll = 0.5, kMostOfData = 0.85;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty()) return {};
+  const Share models = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
+  const int64_t of_step = sum_blocks(facts, is_data).bytes + failed->requested_bytes;
+  if (!is_large(facts, models.bytes + of_step, kMostOfAll)) return {};
+  const std::string data = describe_largest_data(facts);
+  if (!data.empty() && is_large(facts, of_step, kMostOfData)) {
+    return Reason{.id = {},
+                  .text = fmt::format("one step works on all of {} at once: {} of data and what layers make of it",
+                                      data, with_unit(of_step))};
+  }
+  return Reason{.id = {},
+                .text = describe_model_and_data(facts, sum_category(facts, Category::parameter).bytes, of_step)};
+}
+
 Found find_model_states(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};

@@ -106,7 +106,9 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
   return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
 }
 
-bool is_of_package(const StackCall& call) { return contains(call.place, "site-packages"); }
+bool is_of_package(const StackCall& call) {
+  return contains(call.place, "site-packages") || contains(call.place, "dist-packages");
+}
 
 /// "train(), train.py:40"; of what is no function the line alone.
 std::string name_call(const StackCall& call) {
@@ -114,9 +116,11 @@ std::string name_call(const StackCall& call) {
   return fmt::format("{}(), {}", call.function, call.short_place());
 }
 
-/// The call of the failing stack that is named as those of evaluations are, or the end.
+/// The call of the failing stack that is named as those of evaluations are, or the end. What a package calls so may be a part of its
+/// training, as evaluate_actions() and extract_features() of reinforcement learning are.
 auto find_evaluation(const std::vector<StackCall>& calls) {
-  return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
+  return std::ranges::find_if(calls,
+                              [](const StackCall& one) { return !is_of_package(one) && is_evaluation(one.function); });
 }
 
 /// The innermost call of the failing stack by a function that had not led to its line when that was first reached, or the end: another
@@ -233,8 +237,10 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   const bool wants_gradient = wants_gradient_of_data(f);
   const std::string holder = find_holder_of_graphs(f);
   if (trains(f) && is_sum_of_losses(f, calls, holder)) return {};
+  // Before the first backward pass another caller may be another part of the same forward pass.
+  const bool is_other_part = other != calls.end() && f.device.attribution.backward_bytes > 0;
   const bool by_mode = failure.modules_evaluate && !wants_gradient &&
-                       (!trains(f) || other != calls.end() || keeps_more_than_training(f, kept.bytes));
+                       (!trains(f) || is_other_part || keeps_more_than_training(f, kept.bytes));
   if (wants_gradient && !has_trained) return {};  // a backward pass is to come
   if (evaluation == calls.end() && !are_several && !by_mode) return {};
   const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where) : name_call(*call);

@@ -196,7 +196,7 @@ int64_t peak_without(const Reason& reason, const StepModel& model) {
 
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes) {
   const FixRow* row = find_fix(reason.fix);
-  if (row == nullptr) return;
+  if (row == nullptr || (row->group == "segments" && model.settings.expandable_segments)) return;
   Fix fix{.id = std::string(row->id),
           .label = std::string(row->label),
           .costs = std::string(row->cost_text),

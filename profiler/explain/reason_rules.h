@@ -164,6 +164,7 @@ Found find_weight_copies(const ReasonFacts& facts);
 Found find_large_layer(const ReasonFacts& facts);
 Found find_gradients_of_frozen(const ReasonFacts& facts);
 Found find_not_under_autocast(const ReasonFacts& facts);
+Found find_whole_step(const ReasonFacts& facts);
 Found find_model_states(const ReasonFacts& facts);
 Found find_reference_cycle(const ReasonFacts& facts);
 

@@ -131,6 +131,7 @@ constexpr ReasonRow kReasons[] = {
     {"largest_tensor", find_largest_tensor, false, true},
     {"many_rows", find_many_rows, false, true},
     {"all_pairs", find_tensors_of_pairs, false, true},
+    {"whole_step", find_whole_step, false, true},
     {"fragmentation", find_fragmentation},
 };
 

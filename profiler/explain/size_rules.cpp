@@ -645,20 +645,27 @@ Found find_many_rows(const ReasonFacts& facts) {
   }
   if (rows < kManyRows) return {};
   const int64_t paired = count_paired(sizes);
-  return Reason{
-      .id = {},
-      .text = fmt::format("one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
-                          "backward{}: {} for each",
-                          fmt::join(sizes, " × "), sizes.size() >= 3 ? "places" : "rows",
-                          paired > 0 ? fmt::format(", all pairs of {},", paired) : "", work.made().module,
-                          comma_shape(*work.largest), with_unit(saved.bytes),
-                          runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows)),
-      .bytes = saved.bytes / 2,
-      .fix = (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows" : "",
-      .how = paired == 0 ? std::vector<std::string>()
-                         : std::vector<std::string>{"near = torch.cdist(pos, pos) < cutoff  # pairs within a "
-                                                    "cutoff alone, as a list of indices",
-                                                    "# or the pairs of some rows after the other"}};
+  // So far: it may run backward without one.
+  const bool has_optimizer = trains(facts) || wants_gradient_of_data(facts);
+  std::vector<std::string> how;
+  if (paired > 0)
+    how = {"near = torch.cdist(pos, pos) < cutoff  # pairs within a cutoff alone, as a list of indices",
+           "# or the pairs of some rows after the other"};
+  if (!has_optimizer) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
+                    "backward{}: {} for each{}",
+                    fmt::join(sizes, " × "), sizes.size() >= 3 ? "places" : "rows",
+                    paired > 0 ? fmt::format(", all pairs of {},", paired) : "", work.made().module,
+                    comma_shape(*work.largest), with_unit(saved.bytes),
+                    runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows),
+                    has_optimizer ? "" : "; no optimizer is there, and without backward, torch.no_grad() keeps none"),
+                .bytes = saved.bytes / (has_optimizer ? 2 : 1),
+                .fix = !has_optimizer                                          ? "no_grad_in_evaluation"
+                       : (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows"
+                                                                               : "",
+                .how = std::move(how)};
 }
 
 Found find_full_matrices(const ReasonFacts& f) {

@@ -30,9 +30,10 @@ DeviceHistory at_oom(std::vector<LiveBlock> blocks, std::string_view stack = {})
   return device;
 }
 
+/// What can be said of any step is none.
 std::string reason_of(const DeviceHistory& device, const std::vector<Growth>& growths = {}) {
   const auto reason = find_reason({.device = device, .growths = growths});
-  if (!reason) return {};
+  if (!reason || reason->id == "whole_step") return {};
   CHECK((reason->fix.empty() || find_fix(reason->fix) != nullptr));
   return reason->id;
 }
@@ -2033,7 +2034,7 @@ TEST_CASE("what is left to say of a step of training is how many rows it works o
           "[explain][reasons]") {
   LiveBlock kept = kept_activation(100_MiB, 5);
   kept.shape = "[20480, 1280] float32";
-  DeviceHistory device = at_oom({kept, kept});
+  DeviceHistory device = at_oom({kept, kept, parameter("0.weight", true)});
   device.state.step = 5;
   device.attribution.backward_bytes = 0;
   device.step_allocations = {.step = 5, .blocks = {graph_block("0.act", 100_MiB)}};
@@ -2056,6 +2057,48 @@ TEST_CASE("what is left to say of a step of training is how many rows it works o
             ->fix.empty());  // half the batch, and shorter sequences, are known fixes
   for (LiveBlock& block : device.state.blocks) block.shape = {};
   CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("a forward pass of a program without an optimizer may be one without backward", "[explain][reasons]") {
+  LiveBlock kept = kept_activation(100_MiB, 5);
+  kept.shape = "[20480, 1280] float32";
+  DeviceHistory device = at_oom({kept, kept});
+  device.state.step = 5;
+  device.attribution.backward_bytes = 0;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("0.act", 100_MiB)}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.ends_with("no optimizer is there, and without backward, torch.no_grad() keeps none"));
+  CHECK(reason->fix == "no_grad_in_evaluation");
+}
+
+TEST_CASE("where no kind of tensor has most of it, the model and its data are named", "[explain][reasons]") {
+  LiveBlock weight = parameter("encoder.weight", true), head = parameter("head.weight", true);
+  weight.bytes = 80_MiB, head.bytes = 10_MiB;
+  const LiveBlock input{.bytes = 60_MiB,
+                        .requested_bytes = 60_MiB,
+                        .category = Category::input,
+                        .made = {.op = "aten::to", .source = "a.py:3"},
+                        .shape = "[1000, 100] float32"};
+  DeviceHistory device = at_oom({weight, head, input});
+  device.attribution.backward_bytes = 0;
+  device.failure->where = {.op = "aten::linear", .module = "head", .source = "a.py:9"};
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "whole_step");
+  CHECK(
+      reason->text ==
+      "the model and its data together: 90.00 MiB of parameters, which get gradients and the optimizer's state in this "
+      "step, and 124.00 MiB of data and what layers make of it; most of the parameters are of 'encoder', 80.00 MiB, "
+      "which is trained");
+  device.state.blocks = {input, input, input, head};
+  device.referrers = {{.variable = "variable 'x' in forward (a.py:2)", .made = input.made, .storage_bytes = 60_MiB}};
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(
+      reason->text ==
+      "one step works on all of variable 'x' in forward (a.py:2), [1000, 100] float32 at once: 244.00 MiB of data and "
+      "what layers make of it");
 }
 
 TEST_CASE("rows of a graph that are as large as logits by chance are none", "[explain][reasons]") {
