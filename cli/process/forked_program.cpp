@@ -115,7 +115,8 @@ int listen_for_programs(const std::string& socket) {
   return -1;
 }
 
-void become_by_fork(const std::string& socket, const std::vector<std::string>& arguments) {
+void become_by_fork(const std::string& socket, const std::vector<std::string>& arguments,
+                    const std::function<void()>& on_start) {
   const int connection = open_socket(socket, connect);
   if (connection < 0) return;
   sigset_t ours, before;
@@ -126,7 +127,10 @@ void become_by_fork(const std::string& socket, const std::vector<std::string>& a
   char begun = 0;
   const bool is_forked = signals >= 0 && send_streams(connection) && send_all(connection, pack_request(arguments)) &&
                          recv(connection, &begun, 1, 0) == 1;
-  if (is_forked) stand_for_program(connection, signals);
+  if (is_forked) {
+    on_start();
+    stand_for_program(connection, signals);
+  }
   close(connection);
   if (signals >= 0) close(signals);
   sigprocmask(SIG_SETMASK, &before, nullptr);

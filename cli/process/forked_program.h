@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ int listen_for_programs(const std::string& socket);
 
 /// In a child that would exec: asks the process behind `socket` for a fork that becomes this program with our environment and
 /// standard streams, passes our signals on to it, and ends as it ends. If we are killed it is, too. Returns, having done
-/// nothing, where that process is gone or declines.
-void become_by_fork(const std::string& socket, const std::vector<std::string>& arguments);
+/// nothing, where that process is gone or declines. `on_start` is called once the program runs.
+void become_by_fork(const std::string& socket, const std::vector<std::string>& arguments,
+                    const std::function<void()>& on_start);
 
 }  // namespace oomdiag

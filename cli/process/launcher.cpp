@@ -17,7 +17,7 @@
 #include "profiler/error.h"
 
 // The parent forks, learns the child's pid, makes the run folder that is named after it and sends its path down a pipe
-// on which the child waits. A second pipe, closed by a successful exec, brings back the errno of a failed one.
+// on which the child waits. A second pipe, closed by a successful exec or fork, brings back the errno of a failed exec.
 //
 //   parent   fork ── make_folder(pid) ── path ─┐             ┌─ errno or end of file ── wait, pass signals on
 //   child      └──────── read ◄────────────────┘ ── exec ────┘
@@ -111,7 +111,8 @@ void redirect(const std::filesystem::path& file) {
   setenv(variables::kOutput, folder.c_str(), 1);
   if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
   signals.restore();
-  if (!program.forked_by.empty()) become_by_fork(program.forked_by, program.arguments);
+  const auto tell_parent = [&failure] { failure.close_end(1); };  // no exec does it
+  if (!program.forked_by.empty()) become_by_fork(program.forked_by, program.arguments, tell_parent);
   exec_program(program.arguments);
   const int error = errno;
   failure.send(&error, sizeof error);

@@ -118,6 +118,11 @@ class Quick(Fit):
         self.check_estimate(at, self.peaks(*program, 37))
         self.assertIsNone(self.peaks(*program, border + 1))
 
+    def test_a_program_that_never_ends_is_ended_once_its_peak_is_steady(self):
+        program = self.write_program("import itertools\n" + textwrap.dedent(PROGRAM).replace("WIDTH", "batch * length").replace("range(4)", "itertools.count()"))
+        found = json.loads(self.oomdiag("fit", "--smallest-card", "--json", "--", *program, 200))
+        self.assertEqual([one["fits"] for one in found["tried"]], [False, True])
+
     def test_estimate_asks_from_inside_of_python(self):
         self.write()
         code = """
