@@ -159,7 +159,7 @@ class SequenceReader {
 
 void AllocationSequence::cut(size_t steps) {
   if (steps >= step_ends.size()) return;
-  items.resize(step_ends[steps - 1]);
+  items.resize(steps == 0 ? 0 : step_ends[steps - 1]);
   step_ends.resize(steps);
   uint32_t count = 0;
   for (const Item& item : items) count += item.kind == ItemKind::alloc ? 1 : 0;

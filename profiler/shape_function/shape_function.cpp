@@ -97,7 +97,7 @@ ShapeFunction ShapeFunction::learn(std::vector<ShapeSample> samples) {
   const bool same_steps =
       std::ranges::all_of(samples, [&](const ShapeSample& s) { return s.sequence.step_ends.size() == steps; });
   if (samples.empty()) function.unknown_ = "nothing was run";
-  if (steps == 0 && !all_ended) function.unknown_ = "it makes no steps";
+  if (steps == 0 && (!all_ended || !same_steps)) function.unknown_ = "it makes no steps";
   if (!function.unknown_.empty()) return function;
   std::vector<MergedSequence> merged;
   for (ShapeSample& sample : samples) {

@@ -115,6 +115,12 @@ TEST_CASE("a run that was stopped counts up to the last step that all have", "[s
   CHECK(evaluate(function, {10}, 100_GiB).is_exact());
 }
 
+TEST_CASE("of a run without steps beside others that have some nothing is learned", "[shape_function]") {
+  AllocationSequence without = run(16);
+  without.step_ends.clear();
+  CHECK(ShapeFunction::learn({{{4}, run(4)}, {{16}, without}}).unknown() == "it makes no steps");
+}
+
 TEST_CASE("a run that ran out of memory teaches nothing", "[shape_function]") {
   EventBuilder builder({.gpu_bytes = 100_MiB});
   builder.op({.op = "aten::empty"}).alloc("weights", 30_MiB).oom(200_MiB);
