@@ -28,7 +28,6 @@ namespace {
 
 constexpr size_t kBlock = 512;
 constexpr size_t kPiece = 1 << 20;
-constexpr uint64_t kMaxRatio = 1000;  // as of any packed file (profiler/snapshot/unpacked.cpp)
 constexpr std::array<const char*, 4> kBundled = {"report.json", kRunConfigFile.data(), kFixFile.data(), "trace"};
 
 /// The head of one file in a tar archive; numbers are octal text.
@@ -47,6 +46,11 @@ unsigned checksum_of(Header header) {
 }
 
 Header make_header(const std::string& name, uint64_t size) {
+  constexpr uint64_t kMaxSize = uint64_t{1} << 33;  // 11 octal digits
+  if (size >= kMaxSize) {
+    throw Error(ErrorKind::input, fmt::format("{} has {} GiB: a bundle holds files below 8 GiB", name, size >> 30),
+                "of the report alone: oomdiag export --to bundle --redact");
+  }
   Header header{};
   std::strncpy(header.name, name.c_str(), sizeof header.name - 1);
   std::memcpy(header.mode, "0000600", 7);
@@ -141,7 +145,7 @@ class SparseFile {
 class BundleReader {
  public:
   explicit BundleReader(const fs::path& packed)
-      : packed_(packed), stream_(packed), most_(kMaxRatio * fs::file_size(packed)) {}
+      : packed_(packed), stream_(packed), most_(most_unpacked_bytes(packed)) {}
 
   void unpack_into(const fs::path& folder) {
     for (Header header{}; read_header(header);) {
@@ -164,7 +168,7 @@ class BundleReader {
     throw Error(ErrorKind::input, fmt::format("'{}' cannot be unpacked: {}", packed_.string(), why));
   }
   void read(char* bytes, size_t count) {
-    if ((read_ += count) > most_) reject("it unfolds to more than a thousand times its size");
+    if ((read_ += count) > most_) reject(kUnfoldsToTooMuch);
     if (stream_.sgetn(bytes, static_cast<std::streamsize>(count)) != static_cast<std::streamsize>(count)) {
       reject("it is damaged or cut off");
     }

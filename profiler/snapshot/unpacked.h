@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <streambuf>
@@ -11,10 +12,14 @@ struct gzFile_s;
 
 namespace oomdiag {
 
+/// A packed file may take so many bytes unpacked.
+uint64_t most_unpacked_bytes(const std::filesystem::path& packed);
+inline constexpr const char* kUnfoldsToTooMuch = "it unfolds to more than a thousand times its size";
+
 /// A gzip file unpacked into an unnamed one, which is gone with this object.
 class UnpackedFile {
  public:
-  /// Throws Error(input) for a damaged file or one that unpacks to a thousand times its size, Error(environment) where there
+  /// Throws Error(input) for a damaged file or one that unpacks to more than most_unpacked_bytes(), Error(environment) where there
   /// is no space.
   explicit UnpackedFile(const std::filesystem::path& packed);
 

@@ -42,6 +42,15 @@ TEST_CASE("a bundle brings back what a run wrote, and nothing else", "[cli][bund
   CHECK(unpacked.st_blocks * 512 < 1 << 20);  // sparse again
 }
 
+TEST_CASE("a trace of hardly anything but zeros comes back", "[cli][bundle]") {
+  const TestFolder base, other;
+  base.write("run/trace", std::string(64 << 20, '\0'));
+  const auto bundle = base.write("run.bundle.tar.gz", make_bundle(base.path() / "run"));
+  CHECK(std::filesystem::file_size(bundle) * 1000 < 64 << 20);
+  unpack_bundle(bundle, other.path());
+  CHECK(std::filesystem::file_size(other.path() / "trace") == 64 << 20);
+}
+
 TEST_CASE("a bundle cannot write outside of its folder", "[cli][bundle]") {
   const TestFolder base;
   base.write("run/rank-1/trace", "of rank 1");
