@@ -117,8 +117,11 @@ void print_window(const Comparison& comparison) {
   const auto& [events, rest] = comparison.left_begins_late
                                    ? std::pair(comparison.blocks.right_events, comparison.blocks.right_rest)
                                    : std::pair(comparison.blocks.left_events, comparison.blocks.left_rest);
-  fmt::print("  the {} is a window: of the {} it shows {} of {} allocs and frees, from number {} on", part, whole,
-             events, window.blocks_before + events + rest, window.blocks_before + 1);
+  fmt::print(
+      "  the {} recording covers a part of the run only; compared with {} of {} allocs and frees of the {}, from "
+      "number {} "
+      "on",
+      part, events, window.blocks_before + events + rest, whole, window.blocks_before + 1);
   if (window.step > 0) fmt::print(", in step {}", window.step);
   fmt::print("\n  in use where it begins: {} blocks of {} bytes, ", window.alive, window.alive_bytes);
   if (window.alive_elsewhere == 0) {
@@ -149,6 +152,10 @@ void print(const Comparison& comparison) {
 int compare_files(const CompareOptions& options) {
   const Trace left = load_trace(options.left), right = load_trace(options.right);
   const Comparison comparison = compare(left, right, static_cast<uint8_t>(options.device));
+  if (comparison.is_empty()) {
+    throw Error(ErrorKind::usage, fmt::format("neither recording has allocations of GPU {}", options.device),
+                "name another one with --gpu");
+  }
   if (options.json) {
     fmt::print("{}\n", to_text(to_json(comparison)));
   } else {

@@ -57,6 +57,10 @@ struct Comparison {
   /// depends on addresses. Where all events were equal, peaks were seen to differ by up to 0.35 %.
   static constexpr double kPeakTolerance = 0.005;
   bool peak_agrees() const;
+  /// Neither side has an event of this GPU.
+  bool is_empty() const {
+    return blocks.left_events + blocks.right_events + segments.left_events + segments.right_events == 0;
+  }
   /// What is in use where a window begins and the blocks agree exactly, peak and reserved bytes within their tolerances.
   bool is_equal() const {
     return (!window || window->alive_elsewhere == 0) && blocks.is_equal() && peak_agrees() && reserved_agrees();
