@@ -177,7 +177,7 @@ class Converter {
     if (gpu < snapshot_.traces.size() && !snapshot_.traces[gpu].empty()) {
       const auto end_us = static_cast<int64_t>(snapshot_.traces[gpu].back().time);
       any_history_ = true;
-      end_ = nanoseconds_since(start_us_, end_us);
+      end_ = std::max(end_, nanoseconds_since(start_us_, end_us));
     }
     if (!any_history_) at_the_end.clear();  // the trace begins with it
     stories_.emplace_back(snapshot_, gpu, start_us_, std::move(at_the_end), end_);
