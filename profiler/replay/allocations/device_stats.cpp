@@ -82,9 +82,8 @@ void DeviceStats::take_totals(const Event& event) {
 
 void DeviceStats::read_device_memory(const Event& event, uint64_t index) {
   const int64_t outside = sane_bytes(event.bytes) - sane_bytes(event.address) - blocks_.reserved_bytes();
-  result_.non_pytorch.push_back({index, std::max<int64_t>(0, outside)});
-  if (result_.non_pytorch.size() > 64)
-    result_.non_pytorch.erase(result_.non_pytorch.begin() + 16);  // long runs say it at each step
+  newest_reading_ = {index, std::max<int64_t>(0, outside)};
+  if (NonPytorchReading* const next = readings_.next()) *next = newest_reading_;
 }
 
 bool DeviceStats::check_layout(std::span<const Event> layout) {
@@ -123,6 +122,9 @@ void DeviceStats::note_packed(const Event& event) {
 }
 
 void DeviceStats::finish() {
+  result_.non_pytorch = readings_.entries();
+  if (!result_.non_pytorch.empty() && result_.non_pytorch.back().event < newest_reading_.event)
+    result_.non_pytorch.push_back(newest_reading_);
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
   history().step_ends = step_ends_.finish();

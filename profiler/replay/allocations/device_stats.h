@@ -11,6 +11,7 @@
 #include "profiler/replay/history.h"
 #include "profiler/replay/steps/phases.h"
 #include "profiler/replay/steps/timeline.h"
+#include "profiler/trace/evenly_spaced.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
@@ -70,6 +71,9 @@ class DeviceStats {
   StepEnds step_ends_;
   int64_t packed_in_traversal_ = 0;
   int64_t peak_since_mark_ = 0;
+  static constexpr size_t kMaxReadings = 64;  ///< long runs have one at each step
+  EvenlySpaced<NonPytorchReading> readings_{kMaxReadings};
+  NonPytorchReading newest_reading_{};
   FollowedDevice& result_;
 };
 

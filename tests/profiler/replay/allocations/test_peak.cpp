@@ -18,6 +18,21 @@ TEST_CASE("the peak is the highest point, not the last", "[replay]") {
   CHECK(history.devices.at(0).state.blocks.size() == 2);
 }
 
+TEST_CASE("the peak in the middle of a long run has the non-PyTorch bytes of about that time", "[replay]") {
+  EventBuilder builder({.gpu_bytes = 1_GiB});
+  const auto run_steps = [&](int count, int64_t outside) {
+    for (int step = 0; step < count; ++step) {
+      builder.stats();
+      builder.trace().events.in_memory().back().address -= static_cast<uint64_t>(outside);
+    }
+  };
+  run_steps(300, 0);
+  run_steps(300, 64_MiB);
+  builder.alloc("a", 4_MiB).free("a");
+  run_steps(300, 128_MiB);
+  CHECK(replay(builder).devices.at(0).state.non_pytorch_bytes == 64_MiB);
+}
+
 TEST_CASE("an address that is used again belongs to the newest block", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::to"}).alloc("w", 12_MiB).names(EventKind::parameter, "w", "fc.weight").free("w");
