@@ -74,7 +74,7 @@ std::optional<FailingBatch> find_failing_batch(const Report& fitted,
                                                const Install& install) {
   const ReportOfDevice* const device = main_device_of(fitted);
   if (fitted.outcome != "ok" || device == nullptr || !device->batch || device->batch->inferred) return {};
-  const int64_t available = device->device.total_bytes - device->memory.non_pytorch_bytes;
+  const int64_t available = available_bytes(*device);
   const int64_t batch = largest_batch_by_bytes(*device->batch, available) + 1;
   if (batch <= device->batch->batch) return {};
   try {

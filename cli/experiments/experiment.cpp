@@ -62,6 +62,7 @@ void take_figures(Experiment& experiment) {
   experiment.reserved_bytes = device->peak.reserved_bytes;
   experiment.non_pytorch_bytes = device->memory.non_pytorch_bytes;
   experiment.total_bytes = device->device.total_bytes;
+  experiment.memory_fraction = device->device.memory_fraction();
   experiment.needed_bytes = needed_bytes(*device);
   experiment.place = place_of_failure(*device);
   if (experiment.passed() && device->peak.host_memory_bytes > 0)
@@ -140,9 +141,10 @@ std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& r
       experiments.push_back(read_experiment(executed, &requests[experiments.size()]));
     }
   } catch (const Interrupted&) {
-    std::ranges::transform(executor_.finished(), finished_.begin(), [](const std::optional<Executed>& executed) {
-      return executed ? std::optional(read_experiment(*executed, nullptr)) : std::nullopt;
-    });
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const std::optional<Executed>& executed = executor_.finished()[i];
+      if (executed) finished_[i] = read_experiment(*executed, requests[i].keeps_step ? &requests[i] : nullptr);
+    }
     throw;
   }
   return experiments;

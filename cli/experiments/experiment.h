@@ -17,6 +17,7 @@
 #include "cli/process/temporary_folder.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/report/report.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
@@ -50,6 +51,7 @@ struct Experiment {
   std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
   std::string place{};  ///< where it ran out of memory: "backward, step 2"
   int64_t allocated_bytes = 0, reserved_bytes = 0, non_pytorch_bytes = 0, total_bytes = 0;
+  double memory_fraction = 1;              ///< of the GPU that PyTorch may reserve
   int64_t needed_bytes = 0;                ///< as the function of that name says
   uint32_t stopped_at_step = 0;            ///< 0 = it ended by itself
   double seconds = 0;                      ///< of wall time, that of reading its trace included
@@ -58,6 +60,10 @@ struct Experiment {
   std::optional<AllocationSequence> allocations{};  ///< where it was asked for and the run passed
   std::shared_ptr<const RecordedStep> step{};       ///< likewise; null where it had several processes
 
+  /// What PyTorch could take of a GPU of this size.
+  int64_t available_bytes(int64_t gpu_bytes) const {
+    return oomdiag::available_bytes(gpu_bytes, non_pytorch_bytes, memory_fraction);
+  }
   bool passed() const { return outcome == "ok"; }
   bool ran_out() const { return outcome == "out_of_memory" || outcome == "caught"; }
 };

@@ -8,6 +8,7 @@
 
 #include "cli/experiments/fit.h"
 #include "profiler/export/surface_picture.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/shape_function/allocation_sequence.h"
 #include "profiler/shape_function/evaluate.h"
 #include "profiler/shape_function/polynomial.h"
@@ -169,8 +170,7 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
 }
 
 int64_t MemoryFunction::room_bytes(int64_t gpu_bytes) const {
-  const double fraction = samples_.front().sequence.settings.memory_fraction;
-  return std::min(gpu_bytes - non_pytorch_bytes_, static_cast<int64_t>(fraction * static_cast<double>(gpu_bytes)));
+  return available_bytes(gpu_bytes, non_pytorch_bytes_, samples_.front().sequence.settings.memory_fraction);
 }
 
 void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {

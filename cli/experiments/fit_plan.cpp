@@ -141,7 +141,7 @@ Plan read_plan(const Values& values, const Report& report) {
   if (const ReportOfDevice* const device = main_device_of(report)) {
     plan.allocated_bytes = device->peak.allocated_bytes;
     plan.reserved_bytes = device->peak.reserved_bytes;
-    plan.room_bytes = device->device.total_bytes - device->memory.non_pytorch_bytes;
+    plan.room_bytes = available_bytes(*device);
     plan.needed_bytes = needed_bytes(*device);
     plan.place = place_of_failure(*device);
   }

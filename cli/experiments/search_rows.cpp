@@ -32,7 +32,7 @@ SearchRow row_of(const FitRun& run, const std::string& gpu) {
   if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
   if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
   if (experiment.reserved_bytes > 0) row.reserved_bytes = experiment.reserved_bytes;
-  row.room_bytes = std::max<int64_t>(experiment.total_bytes - experiment.non_pytorch_bytes, 0);
+  row.room_bytes = std::max<int64_t>(experiment.available_bytes(experiment.total_bytes), 0);
   return row;
 }
 

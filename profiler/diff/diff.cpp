@@ -28,8 +28,6 @@ std::string line_in_folder(const std::string& line) {
   return before == line.npos ? line : line.substr(before + 1);
 }
 
-std::string as_it_is(const std::string& name) { return name; }
-
 // The last entry of a list that was cut off sums up the rest.
 bool is_cut_off(const std::vector<OwnedBytes>& list) {
   return list.size() == kMaxOwned && list.back().name == "others";
@@ -124,12 +122,6 @@ ReportOfDevice main_of(const Report& report) {
 
 }  // namespace
 
-int64_t growth_of(const ReportOfDevice& device) {
-  int64_t sum = 0;
-  for (const ReportGrowth& growth : device.growth) sum += growth.bytes_per_step;
-  return sum;
-}
-
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options) {
   const ReportOfDevice a = main_of(before), b = main_of(after);
   ReportDiff result{.outcome_before = before.outcome, .outcome_after = after.outcome};
@@ -144,16 +136,16 @@ ReportDiff diff(const Report& before, const Report& after, const DiffOptions& op
   const auto reserved = static_cast<double>(std::max(a.peak.reserved_bytes, b.peak.reserved_bytes));
   figure("peak reserved", a.peak.reserved_bytes, b.peak.reserved_bytes,
          std::max(least, static_cast<int64_t>(reserved * kReservedNoise)));
-  figure("growth per step", growth_of(a), growth_of(b), std::min<int64_t>(least, 64 << 10));
+  figure("growth per step", growth_of(a), growth_of(b), std::max<int64_t>(1, options.least_bytes));
 
   Sums categories;
   for (const auto& [name, bytes] : a.categories) categories[name].before = bytes;
   for (const auto& [name, bytes] : b.categories) categories[name].after = bytes;
   result.categories = first_of(changes(categories, least));
-  auto modules = changes(fold_layers(join(a.allocated_by.module, b.allocated_by.module, as_it_is)), least);
+  auto modules = changes(fold_layers(join(a.allocated_by.module, b.allocated_by.module, std::identity{})), least);
   drop_outer(modules);
   result.modules = first_of(std::move(modules));
-  result.ops = first_of(changes(join(a.allocated_by.op, b.allocated_by.op, as_it_is), least));
+  result.ops = first_of(changes(join(a.allocated_by.op, b.allocated_by.op, std::identity{}), least));
   auto lines = changes(join(a.allocated_by.line, b.allocated_by.line, line_in_folder), least);
   drop_moved(lines, least);
   result.lines = first_of(std::move(lines));

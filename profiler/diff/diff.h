@@ -36,13 +36,10 @@ struct ReportDiff {
   bool operator==(const ReportDiff&) const = default;
 };
 
-/// What counts: a change of `least_bytes`, and of a thousandth of what is allocated.
+/// What counts: a change of `least_bytes`, and, but for growth per step, of a thousandth of what is allocated.
 struct DiffOptions {
   int64_t least_bytes = 64 << 10;
 };
-
-/// What a GPU's growing places take together in each step.
-int64_t growth_of(const ReportOfDevice& device);
 
 /// Compares the GPUs that the reports are about.
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options = {});

@@ -144,7 +144,8 @@ StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inpu
       .peak_bytes = !device.failure       ? device.peak.allocated_bytes
                     : step.need.bytes > 0 ? step.need.bytes
                                           : state.allocated_bytes + requested,
-      .available_bytes = inputs.device.total_bytes - state.non_pytorch_bytes,
+      .available_bytes =
+          available_bytes(inputs.device.total_bytes, state.non_pytorch_bytes, inputs.settings.memory_fraction),
       .private_pool_cached_bytes = private_pools,
       .is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation,
       .batch = inputs.batch,
@@ -201,7 +202,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const Device& gpu = inputs.device;
   const MemoryState& state = device.state;
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = gpu.total_bytes - state.non_pytorch_bytes;
+  const int64_t room = available_bytes(gpu.total_bytes, state.non_pytorch_bytes, settings.memory_fraction);
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;

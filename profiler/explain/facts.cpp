@@ -41,10 +41,8 @@ void read_segments(const MemoryState& state, uint8_t pool, FailureFacts& facts) 
 }
 
 void read_limit(const MemoryState& state, const AllocatorSettings& settings, FailureFacts& facts) {
-  facts.allowed_bytes = facts.total_bytes;
-  if (settings.memory_fraction < 1) {
-    facts.allowed_bytes = std::llround(settings.memory_fraction * static_cast<double>(facts.total_bytes));
-  } else if (facts.free_bytes >= facts.segment_bytes && !shares_device(state)) {
+  facts.allowed_bytes = allowed_bytes(facts.total_bytes, settings.memory_fraction);
+  if (settings.memory_fraction >= 1 && facts.free_bytes >= facts.segment_bytes && !shares_device(state)) {
     // The device had enough free, and the request still failed: a limit was set at run time
     // (set_per_process_memory_fraction). It is not recorded; it was not above this.
     facts.limit_is_inferred = true;

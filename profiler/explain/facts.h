@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -60,7 +61,10 @@ struct FailureFacts {
       complete_run_reserved_bytes{};  ///< measured, on a larger device
 
   /// What PyTorch may take of the device.
-  int64_t available_bytes() const { return total_bytes - non_pytorch_bytes; }
+  int64_t available_bytes() const {
+    const bool is_limited = allowed_bytes > 0 && !limit_is_inferred;
+    return std::min(total_bytes - non_pytorch_bytes, is_limited ? allowed_bytes : total_bytes);
+  }
   /// Free and cached bytes together are enough: what is missing is a free block of that size.
   bool is_enough_if_packed() const { return free_bytes + usable_cached_bytes >= segment_bytes; }
   int64_t left_if_packed_bytes() const {

@@ -91,6 +91,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"virtual", "it was not there: a virtual device"}, value.virtual_device);
   visit({"total_bytes", "as the runtime reports them"}, value.total_bytes);
   visit({"compute_capability", "\"8.9\""}, value.compute_capability);
+  visit({"allowed_bytes", "that PyTorch may reserve, where its settings have a `per_process_memory_fraction`"},
+        value.allowed_bytes);
 }
 
 template <class Visitor, Either<ReportPeak> Value>

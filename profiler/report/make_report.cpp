@@ -5,6 +5,7 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/imbalance.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/replay.h"
 #include "profiler/report/device_reads.h"
@@ -82,6 +83,9 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
                                                .total_is_known = is_total_known(trace, device.index),
                                                .imbalance = compare_devices(history.devices, i)});
     report.devices.push_back(report_device(trace, device, findings));
+    ReportDevice& gpu = report.devices.back().device;
+    const double fraction = history.settings.memory_fraction;
+    if (fraction < 1) gpu.allowed_bytes = allowed_bytes(gpu.total_bytes, fraction);
   }
   report.limitations = list_limitations(trace, history, inputs);
   report.notes = history.notes;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,7 +27,12 @@ struct ReportDevice {
   bool virtual_device = false;
   int64_t total_bytes = 0;
   std::string compute_capability;
+  std::optional<int64_t> allowed_bytes{};  ///< of them, where the allocator's settings have a fraction
 
+  double memory_fraction() const {
+    return allowed_bytes && total_bytes > 0 ? static_cast<double>(*allowed_bytes) / static_cast<double>(total_bytes)
+                                            : 1;
+  }
   bool operator==(const ReportDevice&) const = default;
 };
 
@@ -332,6 +338,19 @@ inline const Reason* second_reason_of(const ReportOfDevice& device) {
 
 /// Whether the first screen has a line of the weights that autocast has cast.
 inline bool keeps_casts(const ReportOfDevice& device) { return device.autocast && device.autocast->cache_bytes > 0; }
+
+/// What a GPU's growing places take together in each step.
+inline int64_t growth_of(const ReportOfDevice& device) {
+  int64_t bytes = 0;
+  for (const ReportGrowth& growth : device.growth) bytes += growth.bytes_per_step;
+  return bytes;
+}
+
+/// What PyTorch may take of the GPU.
+inline int64_t available_bytes(const ReportOfDevice& device) {
+  const int64_t total = device.device.total_bytes;
+  return std::min(total - device.memory.non_pytorch_bytes, device.device.allowed_bytes.value_or(total));
+}
 
 /// The device that the report is about: the one that failed, else the fullest; nullptr where none was used.
 inline const ReportOfDevice* main_device_of(const Report& report) {

@@ -28,12 +28,6 @@ namespace {
 
 constexpr size_t kColumns = 79;
 
-int64_t bytes_per_step(const ReportOfDevice& device) {
-  int64_t bytes = 0;
-  for (const ReportGrowth& growth : device.growth) bytes += growth.bytes_per_step;
-  return bytes;
-}
-
 std::string headline(const Report& report, const ReportOfDevice* device) {
   if (device == nullptr && report.unwatched) return "oomdiag: allocations on the GPU could not be recorded";
   if (device == nullptr) return "oomdiag: nothing was allocated on a GPU";
@@ -60,7 +54,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   if (report.still_runs) return fmt::format("oomdiag: still runs, step {}", report.steps);
   if (device->out_of_memory_near_step) {
     return fmt::format("oomdiag: fits so far, grows {} per step: out of memory near step {}",
-                       with_unit(bytes_per_step(*device)), *device->out_of_memory_near_step);
+                       with_unit(growth_of(*device)), *device->out_of_memory_near_step);
   }
   if (peak.host_memory_bytes > 0) {
     return fmt::format("oomdiag: does not fit the GPU: Windows' driver keeps {} in host memory, peak in {}, step {}",

@@ -70,6 +70,14 @@ void parse_divisions(std::string_view text, std::array<int64_t, 16>& divisions) 
 
 }  // namespace
 
+int64_t allowed_bytes(int64_t total_bytes, double memory_fraction) {
+  return memory_fraction < 1 ? static_cast<int64_t>(memory_fraction * static_cast<double>(total_bytes)) : total_bytes;
+}
+
+int64_t available_bytes(int64_t total_bytes, int64_t non_pytorch_bytes, double memory_fraction) {
+  return std::min(total_bytes - non_pytorch_bytes, allowed_bytes(total_bytes, memory_fraction));
+}
+
 AllocatorSettings parse_allocator_settings(std::string_view text) {
   std::string compact(text);
   std::erase_if(compact, [](char c) { return c == ' ' || c == '\t'; });

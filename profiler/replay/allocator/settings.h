@@ -24,6 +24,11 @@ struct AllocatorSettings {
   bool operator==(const AllocatorSettings&) const = default;
 };
 
+/// What PyTorch may reserve of a GPU (setMemoryFraction of c10/cuda/CUDACachingAllocator.cpp).
+int64_t allowed_bytes(int64_t total_bytes, double memory_fraction);
+/// The same where others hold part of it.
+int64_t available_bytes(int64_t total_bytes, int64_t non_pytorch_bytes, double memory_fraction);
+
 /// Reads the text of PYTORCH_CUDA_ALLOC_CONF. PyTorch has accepted it already, so what is not understood is left at its
 /// default.
 AllocatorSettings parse_allocator_settings(std::string_view text);

@@ -35,6 +35,14 @@ TEST_CASE("what runs of one program differ by does not count", "[diff]") {
   CHECK_FALSE(diff(report_with({{"a.py:1", 1_MiB, 1}}, 9_MiB), report_with({{"a.py:1", 5_MiB, 1}}, 13_MiB)).is_empty());
 }
 
+TEST_CASE("growth counts from 64 KiB on, whatever is allocated, or from what the user says", "[diff]") {
+  const Report before = report_with({});
+  Report after = before;
+  after.devices[0].growth = {{.bytes_per_step = 1_MiB}};
+  CHECK(diff(before, after).figures == std::vector<DiffRow>{{"growth per step", 0, 1_MiB}});
+  CHECK(diff(before, after, {.least_bytes = 1_GiB}).is_empty());
+}
+
 TEST_CASE("what grew is named by its line, wherever the project lies and however its lines moved", "[diff]") {
   const Report before = report_with({{"/a/net/train.py:31", 4_GiB, 3}, {"/a/net/train.py:50", 2_GiB, 1}});
   const Report after = report_with(

@@ -172,6 +172,16 @@ TEST_CASE("what private pools keep is no headroom for an inferred batch either",
   CHECK(findings.batch->largest_batch == 96);  // 12 - 1 - 8 GiB are 3, and 64 examples take 2
 }
 
+TEST_CASE("headroom and the largest batch keep to the fraction of the GPU that the program may take", "[explain]") {
+  DeviceHistory device;
+  device.state = {.allocated_bytes = 2_GiB, .reserved_bytes = 2_GiB, .non_pytorch_bytes = 1_GiB, .free_bytes = 9_GiB};
+  device.state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  const Findings findings = explain(device, {.settings = {.memory_fraction = 0.5}, .device = gpu_of(12_GiB)});
+  CHECK(findings.headroom_bytes == 4_GiB);
+  REQUIRE(findings.batch);
+  CHECK(findings.batch->largest_batch <= 192);  // of 6 GiB 64 examples take 2
+}
+
 TEST_CASE("what becomes known later is a fact more, and all causes are asked again", "[explain]") {
   const FailureFacts known{.requested_bytes = 1_GiB,
                            .segment_bytes = 1_GiB,

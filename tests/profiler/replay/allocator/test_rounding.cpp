@@ -53,6 +53,12 @@ TEST_CASE("allocator settings are read as PyTorch writes them", "[replay]") {
   CHECK(settings.roundup_power2_divisions[6] == 8);
 }
 
+TEST_CASE("what PyTorch may take of a GPU is the least of its fraction and what others leave", "[replay]") {
+  CHECK(available_bytes(12_GiB, 1_GiB, 1) == 11_GiB);
+  CHECK(available_bytes(12_GiB, 1_GiB, 0.5) == 6_GiB);
+  CHECK(available_bytes(12_GiB, 8_GiB, 0.5) == 4_GiB);
+}
+
 TEST_CASE("settings that make no sense are left at their defaults", "[replay]") {
   for (const char* text : {"", ",,,", "max_split_size_mb", "max_split_size_mb:", "max_split_size_mb:-3", "a:b:c:[",
                            "max_split_size_mb:99999999999999999999", "per_process_memory_fraction:nan"}) {
