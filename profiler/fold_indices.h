@@ -14,7 +14,7 @@ inline std::string fold_indices(std::string_view path) {
   while (true) {
     const size_t dot = std::min(path.find('.'), path.size());
     const std::string_view part = path.substr(0, dot);
-    folded += !part.empty() && std::ranges::all_of(part, is_digit) ? "*" : part;
+    folded += is_number(part) ? "*" : part;
     if (dot == path.size()) return folded;
     folded += '.';
     path.remove_prefix(dot + 1);

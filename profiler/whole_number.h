@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -8,6 +9,9 @@
 namespace oomdiag {
 
 inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// Whether all of this text are digits.
+inline bool is_number(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_digit); }
 
 /// The number that all of this text is, as "-12"; nullopt for other texts, and for numbers of more than 64 bits.
 inline std::optional<int64_t> parse_whole_number(std::string_view text) {

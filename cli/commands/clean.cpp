@@ -17,6 +17,7 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/trace/trace.h"
+#include "profiler/whole_number.h"
 
 // Takes old run folders away. Only what a run writes is ever removed, file by file: a folder that holds anything else, or
 // belongs to somebody else, or is written to by a program that runs, stays as it is.
@@ -141,12 +142,17 @@ int clean(const CleanOptions& options) {
   const bool removes = options.yes || options.older_than_days >= 0;
   std::string text;
   int64_t bytes = 0, count = 0;
+  bool failed = false;
   for (const Found& run : runs) {
     const std::string age = run.days < 1 ? "today" : fmt::format("{:.0f} days old", run.days);
     std::string what = run.stays.empty() ? (removes ? "removed" : "") : "stays: " + run.stays;
     if (run.days < options.older_than_days && run.stays.empty()) what = "stays: not that old";
-    const bool goes = what.empty() || what == "removed";
-    if (goes && removes && !remove(run)) what = "could not be removed";
+    bool goes = what.empty() || what == "removed";
+    if (goes && removes && !remove(run)) {
+      what = "could not be removed";
+      goes = false;
+      failed = true;
+    }
     bytes += goes ? run.bytes : 0;
     count += goes ? 1 : 0;
     text +=
@@ -159,7 +165,7 @@ int clean(const CleanOptions& options) {
   if (!removes && count > 0)
     text += "\n  next: oomdiag clean --yes, or --older-than 7 for those of last week and before\n";
   write_out(printable_lines(text));
-  return 0;
+  return failed ? 1 : 0;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <thread>
 
 #include "cli/commands/commands.h"
@@ -14,10 +15,10 @@
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
-#include "profiler/diff/diff.h"
 #include "profiler/error.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/findings.h"
+#include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 #include "profiler/report/table.h"
 #include "profiler/trace/trace.h"
@@ -38,12 +39,11 @@ struct WatchOptions {
   bool once = false;
 };
 
-bool is_number(const std::string& text) { return !text.empty() && std::ranges::all_of(text, is_digit); }
-
 /// The trace that a process writes, as its mappings show.
 fs::path find_trace_of(const std::string& pid) {
   std::ifstream maps("/proc/" + pid + "/maps");
-  if (!maps) throw Error(ErrorKind::input, fmt::format("no process {} is to be seen", pid), "give its run folder");
+  if (!maps)
+    throw Error(ErrorKind::input, fmt::format("no oomdiag run found for process {}", pid), "give its run folder");
   for (std::string line; std::getline(maps, line);) {
     const size_t path = line.find('/');
     if (path != line.npos && line.ends_with("/trace") && fs::exists(line.substr(path))) return line.substr(path);
@@ -68,8 +68,8 @@ bool any_runs(const std::vector<fs::path>& traces) {
 std::string row_of(const std::string& who, const Report& report, const ReportOfDevice& device) {
   const ReportPoint now = device.timeline.empty() ? ReportPoint{} : device.timeline.back();
   const int64_t growth = growth_of(device);
-  const int64_t free = device.device.total_bytes - now.reserved_bytes - device.memory.non_pytorch_bytes;
-  return fmt::format("  {:<14}{:>7}{:>13}{:>13}{:>13}{:>13}{:>13}\n", who, report.steps, with_unit(now.allocated_bytes),
+  const int64_t free = available_bytes(device) - now.reserved_bytes;
+  return fmt::format("  {:<14}{:>7}{:>11}{:>11}{:>11}{:>11}{:>11}\n", who, report.steps, with_unit(now.allocated_bytes),
                      with_unit(now.reserved_bytes), with_unit(device.peak.allocated_bytes),
                      with_unit(std::max<int64_t>(0, free)), growth == 0 ? "none" : with_unit(growth));
 }
@@ -100,22 +100,32 @@ std::string look(const std::vector<fs::path>& traces, bool running) {
     }
   }
   if (rows.empty()) rows = "  nothing was allocated yet\n";
-  return fmt::format("oomdiag: {}\n  {:<14}{:>7}{:>13}{:>13}{:>13}{:>13}{:>13}\n", running ? "runs" : "has ended", "",
+  return fmt::format("oomdiag: {}\n  {:<14}{:>7}{:>11}{:>11}{:>11}{:>11}{:>11}\n", running ? "runs" : "has ended", "",
                      "step", "allocated", "reserved", "peak", "free", "per step") +
          rows + categories;
 }
 
+/// Of a terminal, where a line that is too long takes several.
+std::size_t count_rows(const std::string& text, std::size_t columns) {
+  std::istringstream lines(text);
+  std::size_t rows = 0;
+  for (std::string line; std::getline(lines, line);) {
+    rows += columns == 0 ? 1 : std::max<std::size_t>(1, (count_columns(line) + columns - 1) / columns);
+  }
+  return rows;
+}
+
 int watch(const WatchOptions& options) {
   const std::vector<fs::path> traces = traces_of(options.target);
-  const bool redraws = output_capabilities(STDOUT_FILENO).moves_cursor;
-  std::ptrdiff_t lines = 0;
+  const OutputCapabilities output = output_capabilities(STDOUT_FILENO);
+  std::size_t lines = 0;
   while (true) {
     const auto begin = Clock::now();
     const bool running = any_runs(traces);
     const std::string text = look(traces, running);
-    write_out((redraws && lines > 0 ? fmt::format("\033[{}A\033[J", lines) : std::string()) + text);
+    write_out((output.moves_cursor && lines > 0 ? fmt::format("\033[{}A\033[J", lines) : std::string()) + text);
     finish_output();
-    lines = std::ranges::count(text, '\n');
+    lines = count_rows(text, output.columns);
     if (options.once || !running) return 0;
     const auto least =
         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.every_seconds));

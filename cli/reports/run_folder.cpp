@@ -14,6 +14,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/printable.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
@@ -70,8 +71,6 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
   throw Error(ErrorKind::environment, fmt::format("'{}' is full of old runs", base.string()),
               "remove some oomdiag-* folders");
 }
-
-bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
 
 bool is_run_folder_name(std::string_view name) {
   constexpr std::string_view kStart = "oomdiag-";

@@ -22,9 +22,6 @@ std::filesystem::path choose_base(const std::string& requested);
 /// Error(environment) if it cannot.
 std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
 
-/// Whether these are digits only, as of a process id or the number of a rank.
-bool is_number(std::string_view text);
-
 /// Whether a run folder may have this name: "oomdiag-4711", "oomdiag-4711-2".
 bool is_run_folder_name(std::string_view name);
 

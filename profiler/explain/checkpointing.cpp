@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <functional>
 #include <map>
 #include <string>
@@ -56,11 +55,6 @@ struct InNaturalOrder {
     return static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_digit) - text.begin());
   }
 };
-
-bool is_number(std::string_view name) {
-  return !name.empty() &&
-         std::all_of(name.begin(), name.end(), [](unsigned char letter) { return std::isdigit(letter); });
-}
 
 // "layer3.5.conv2" cut to 2 levels is "layer3.5.conv2", to 1 "layer3.5": a list of modules is no level, as the forward of an
 // nn.ModuleList never runs. Modules that lie less deep are no segment.
