@@ -10,13 +10,21 @@
 namespace oomdiag {
 namespace {
 
+/// Where the report has `measured`, or what it was predicted from: that may be called otherwise.
+Fix* find_measured(std::vector<Fix>& fixes, const std::string& id, const MeasuredFix& measured) {
+  Fix* const same = find_same(fixes, id, measured.label());
+  if (same != nullptr || !measured.predicted_peak_bytes()) return same;
+  const auto predicted = std::ranges::find(fixes, id, &Fix::id);
+  return predicted == fixes.end() ? nullptr : &*predicted;
+}
+
 /// A fix that the report does not name yet is added to it; a combination has the ids of its parts joined.
 void add_measured(std::vector<Fix>& fixes, const MeasuredFix& measured) {
   std::string id;
   for (const Change& change : measured.changes) id += (id.empty() ? "" : "+") + change.id;
-  auto fix = std::find_if(fixes.begin(), fixes.end(), [&](const Fix& one) { return one.id == id; });
-  if (fix == fixes.end()) {
-    fix = fixes.insert(fixes.end(), Fix{.id = id, .label = measured.label()});
+  Fix* fix = find_measured(fixes, id, measured);
+  if (fix == nullptr) {
+    fix = &fixes.emplace_back(Fix{.id = id, .label = measured.label()});
     for (const Change& change : measured.changes) {
       if (measured.changes.size() > 1) fix->ids.push_back(change.id);
       fix->changes_training |= change.changes_numerics && change.changes_batch;

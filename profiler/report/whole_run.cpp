@@ -63,18 +63,21 @@ void take_back_no_whole_step(Report& report) {
 void keep_measured_fixes(std::vector<Fix>& fixes, const std::vector<Fix>& earlier) {
   for (const Fix& old : earlier) {
     if (!old.measured_peak_bytes) continue;
-    const auto same = std::find_if(fixes.begin(), fixes.end(),
-                                   [&](const Fix& one) { return one.id == old.id && one.label == old.label; });
-    if (same == fixes.end()) {
-      fixes.push_back(old);
-    } else {
+    if (Fix* const same = find_same(fixes, old.id, old.label)) {
       same->measured_peak_bytes = old.measured_peak_bytes;
       same->fits = old.fits;
+    } else {
+      fixes.push_back(old);
     }
   }
 }
 
 }  // namespace
+
+Fix* find_same(std::vector<Fix>& fixes, std::string_view id, std::string_view label) {
+  const auto same = std::ranges::find_if(fixes, [&](const Fix& one) { return one.id == id && one.label == label; });
+  return same == fixes.end() ? nullptr : &*same;
+}
 
 void take_whole_run(Report& failed, const Report& whole) {
   if (main_device_of(failed) == nullptr) return;

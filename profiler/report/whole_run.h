@@ -1,8 +1,15 @@
 #pragma once
 
+#include <string_view>
+#include <vector>
+
+#include "profiler/explain/findings.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {
+
+/// The fix with this id and label, or null: those of one id may change different parts of a program.
+Fix* find_same(std::vector<Fix>& fixes, std::string_view id, std::string_view label);
 
 /// Takes into `failed` what another run of the same program showed that had all the memory it requested, and whose
 /// fixes were judged by the GPU of `failed`: the need, then measured, and the fixes. Where the failing moment looked

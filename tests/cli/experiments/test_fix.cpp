@@ -1,6 +1,10 @@
 #include "cli/experiments/fix.h"
+#include "cli/reports/reports.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
+#include "profiler/report/report.h"
 #include "tests/catch.h"
+#include "tests/cli/test_folder.h"
 
 namespace oomdiag {
 namespace {
@@ -107,6 +111,26 @@ TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]")
   CHECK(changes[3].cost == kSmallerBatches);
   CHECK(changes[4].label == "batch 4");
   CHECK(changes[5].label == "batch 2");
+}
+
+TEST_CASE("of measured fixes that share an id each keeps its own figure in the report", "[cli]") {
+  const TestFolder folder;
+  Report report{.outcome = "out_of_memory", .devices = {{}}};
+  report.devices[0].fixes = {{.id = "checkpoint", .label = "checkpoint h.*", .predicted_peak_bytes = 500}};
+  keep_json(report, folder.path());
+  MeasuredFix some = measured("checkpoint", 900), all = measured("checkpoint", 510);
+  some.changes[0].label = "checkpoint 6 of 12 blocks";
+  all.changes[0].label = "checkpoint h.0 ... h.11";  // called so by the look at the model
+  all.changes[0].predicted_peak_bytes = 500;
+  for (int run = 0; run < 2; ++run) {
+    remember({.before = {}, .fixes = {some, all}}, "{}", folder.path());
+    const std::vector<Fix> fixes = load_report(folder.path()).devices.at(0).fixes;
+    REQUIRE(fixes.size() == 2);
+    CHECK(fixes[0].label == "checkpoint h.*");
+    CHECK(fixes[0].measured_peak_bytes == 510);
+    CHECK(fixes[1].label == "checkpoint 6 of 12 blocks");
+    CHECK(fixes[1].measured_peak_bytes == 900);
+  }
 }
 
 TEST_CASE("the batch is found on the program's command line, however it is written", "[cli]") {
