@@ -214,8 +214,7 @@ void PlanSearch::run_variants(const std::vector<std::vector<Change>>& variants) 
     requests.push_back(runs_.request(changes, FixRuns::Place::with_ample_memory));
     requests.back().keeps_step = true;
   }
-  std::vector<Experiment> experiments = runs_.make(requests);
-  for (std::size_t i = 0; i < variants.size(); ++i) add_variant(variants[i], std::move(experiments[i]));
+  runs_.make(requests, [&](std::size_t i, const Experiment& experiment) { add_variant(variants[i], experiment); });
 }
 
 std::vector<std::vector<Change>> PlanSearch::list_variants() const {
@@ -388,13 +387,12 @@ void PlanSearch::prove(const std::vector<std::size_t>& which) {
   std::vector<ExperimentRequest> requests;
   for (const std::size_t i : which)
     requests.push_back(runs_.request(choices_[i].plan.fix.changes, FixRuns::Place::gpu));
-  const std::vector<Experiment> experiments = runs_.make(requests);
-  for (std::size_t k = 0; k < which.size(); ++k) {
+  runs_.make(requests, [&](std::size_t k, const Experiment& experiment) {
     BlockChoice& choice = choices_[which[k]];
-    runs_.take(choice.plan.fix, experiments[k], /*on_gpu=*/true);
+    runs_.take(choice.plan.fix, experiment, /*on_gpu=*/true);
     choice.plan.was_run = choice.plan.on_gpu = true;
     take_proof(choice);
-  }
+  });
   for (const std::size_t i : which) {
     const bool has_bytes = choices_[i].blocks.peak_bytes <= runs_.before().room_bytes;
     if (has_bytes && !choices_[i].plan.is_proved()) add_expandable(choices_[i].variant);

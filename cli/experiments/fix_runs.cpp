@@ -7,7 +7,9 @@
 
 #include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
+#include "cli/experiments/fit.h"
 #include "cli/experiments/fix.h"
+#include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
 #include "profiler/explain/causes.h"
@@ -17,12 +19,6 @@
 
 namespace oomdiag {
 namespace {
-
-std::string replace_batch(std::string word, int64_t batch) {
-  const std::string name = "{batch}";
-  for (size_t at = 0; (at = word.find(name, at)) != word.npos;) word.replace(at, name.size(), std::to_string(batch));
-  return word;
-}
 
 bool grows(const Report& report) {
   return std::any_of(report.devices.begin(), report.devices.end(),
@@ -67,9 +63,7 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
     }
   }
   request.fixes.push_back({"look", nlohmann::json::object()});
-  if (request.batch) {
-    for (std::string& word : request.program) word = replace_batch(word, *request.batch);
-  }
+  if (request.batch) request.program = fill_in(std::move(request.program), {{"batch", *request.batch}});
   if (place == Place::gpu && target_.proves_on_real) request.device = {};
   if (place == Place::with_ample_memory) {
     request.judged_bytes = target_.device.bytes_of_device();
@@ -79,15 +73,28 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
   return request;
 }
 
-std::vector<Experiment> FixRuns::make(const std::vector<ExperimentRequest>& requests) {
-  return experiments_.run(requests, [&](std::size_t over) { on_done_(over, experiments_.count() + requests.size()); });
+void FixRuns::make(const std::vector<ExperimentRequest>& requests,
+                   const std::function<void(std::size_t, const Experiment&)>& take) {
+  std::vector<Experiment> experiments;
+  try {
+    experiments =
+        experiments_.run(requests, [&](std::size_t over) { on_done_(over, experiments_.count() + requests.size()); });
+  } catch (const Interrupted&) {
+    const auto& finished = experiments_.finished();
+    for (std::size_t i = 0; i < finished.size(); ++i) {
+      if (finished[i]) take(i, *finished[i]);
+    }
+    throw;
+  }
+  for (std::size_t i = 0; i < experiments.size(); ++i) take(i, experiments[i]);
 }
 
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void FixRuns::profile_the_complete_run(bool keeps_step) {
   std::vector<ExperimentRequest> requests{request({}, Place::gpu), request({}, Place::with_ample_memory)};
   requests.back().keeps_step = keeps_step;
-  std::vector<Experiment> experiments = make(requests);
+  std::vector<Experiment> experiments(requests.size());
+  make(requests, [&](std::size_t i, const Experiment& experiment) { experiments[i] = experiment; });
   const Experiment &first = experiments[0], &whole = experiments[1];
   if (!first.passed() && !first.ran_out()) {
     throw Error(ErrorKind::environment, fmt::format("the program fails, and not for want of memory: {}", first.why),
@@ -100,7 +107,7 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
   const Experiment& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
-  before_.room_bytes = first.total_bytes - first.non_pytorch_bytes;
+  before_.room_bytes = first.available_bytes(first.total_bytes);
   before_.step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.non_pytorch_bytes;
   profile_ = read_profile(whole.reported);

@@ -26,7 +26,9 @@ class FixRuns {
   void profile_the_complete_run(bool keeps_step = false);
 
   ExperimentRequest request(const std::vector<Change>& changes, Place place) const;
-  std::vector<Experiment> make(const std::vector<ExperimentRequest>& requests);
+  /// Gives each result to `take`, with its place among the requests. Throws Interrupted after those that were over.
+  void make(const std::vector<ExperimentRequest>& requests,
+            const std::function<void(std::size_t, const Experiment&)>& take);
   /// Takes what a run of `fix` showed; of a run on the GPU whether it fits.
   void take(MeasuredFix& fix, const Experiment& experiment, bool on_gpu) const;
 

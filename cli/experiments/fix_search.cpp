@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
@@ -44,18 +45,16 @@ class Search {
 void Search::run_and_take(const std::vector<std::size_t>& which, const std::vector<Place>& places) {
   std::vector<ExperimentRequest> requests;
   for (std::size_t i = 0; i < which.size(); ++i) requests.push_back(runs_.request(fixes_[which[i]].changes, places[i]));
-  const auto take_one = [&](std::size_t i, const Experiment& experiment) {
-    runs_.take(fixes_[which[i]], experiment, places[i] == Place::gpu);
-  };
+  std::vector<bool> is_over(which.size());
   try {
-    const std::vector<Experiment> experiments = runs_.make(requests);
-    for (std::size_t i = 0; i < which.size(); ++i) take_one(i, experiments[i]);
+    runs_.make(requests, [&](std::size_t i, const Experiment& experiment) {
+      runs_.take(fixes_[which[i]], experiment, places[i] == Place::gpu);
+      is_over[i] = true;
+    });
   } catch (const Interrupted&) {
     for (std::size_t i = 0; i < which.size(); ++i) {
       MeasuredFix& fix = fixes_[which[i]];
-      if (runs_.experiments().finished()[i]) {
-        take_one(i, *runs_.experiments().finished()[i]);
-      } else if (fix.measured_peak_bytes) {
+      if (!is_over[i] && fix.measured_peak_bytes) {
         fix.unproved = fmt::format("{} GiB with more memory; it was not run on the device itself",
                                    to_gib(*fix.measured_peak_bytes));
       }
@@ -101,7 +100,7 @@ void Search::use_fewer_checkpoints() {
   std::size_t enough = runs_.profile().blocks.size(), too_few = 0;
   std::size_t guess =
       fewest_checkpoints(runs_.profile(), runs_.before().reserved_bytes, reserved, runs_.before().room_bytes);
-  std::optional<MeasuredFix> best;
+  bool found = false;  // and then it is the last of fixes_
   for (int rounds = 0; rounds < 2 && too_few + 1 < enough; ++rounds) {
     guess = std::clamp(guess, too_few + 1, enough - 1);
     std::vector<std::size_t> counts = {guess};
@@ -109,20 +108,20 @@ void Search::use_fewer_checkpoints() {
     std::vector<ExperimentRequest> requests;
     for (const std::size_t count : counts)
       requests.push_back(runs_.request({checkpoint_blocks(runs_.profile(), count)}, Place::gpu));
-    const std::vector<Experiment> experiments = runs_.make(requests);
-    for (std::size_t i = 0; i < counts.size() && counts[i] < enough; ++i) {
+    runs_.make(requests, [&](std::size_t i, const Experiment& experiment) {
+      if (counts[i] >= enough) return;
       MeasuredFix fix{.changes = {checkpoint_blocks(runs_.profile(), counts[i])}};
-      runs_.take(fix, experiments[i], /*on_gpu=*/true);
-      if (fix.fits) {
-        enough = counts[i];
-        best = std::move(fix);
-      } else {
+      runs_.take(fix, experiment, /*on_gpu=*/true);
+      if (!fix.fits) {
         too_few = counts[i];
+        return;
       }
-    }
-    guess = best ? enough - 1 : (too_few + enough + 1) / 2;
+      enough = counts[i];
+      if (std::exchange(found, true)) fixes_.pop_back();
+      fixes_.push_back(std::move(fix));
+    });
+    guess = found ? enough - 1 : (too_few + enough + 1) / 2;
   }
-  if (best) fixes_.push_back(std::move(*best));
 }
 
 bool Search::any_fits() const {
@@ -131,16 +130,14 @@ bool Search::any_fits() const {
 
 void Search::search() {
   std::vector<std::vector<Change>> singles;
-  std::vector<MeasuredFix> missing;
   for (const Change& change : list_changes(runs_.target(), runs_.profile(), runs_.whole(), runs_.before())) {
     if (change.missing.empty()) {
       singles.push_back({change});
     } else {
-      missing.push_back({.changes = {change}, .unproved = change.missing});
+      fixes_.push_back({.changes = {change}, .unproved = change.missing});
     }
   }
   measure(singles);
-  fixes_.insert(fixes_.end(), missing.begin(), missing.end());
   use_fewer_checkpoints();
   if (any_fits() || runs_.before().grows) return;
   auto together = combine(fixes_, runs_.before());
