@@ -37,7 +37,7 @@ double parse_percent(std::string_view text) {
   std::string_view unit(rest, static_cast<size_t>(end - rest));
   if (unit.starts_with(' ')) unit.remove_prefix(1);
   if (error != std::errc{} || (unit != "%" && !unit.empty()) || !(percent >= 0) || percent > 1000) {
-    throw Error(ErrorKind::usage, fmt::format("--tolerance {} is no share", text), "write it as 2%");
+    throw Error(ErrorKind::usage, fmt::format("--tolerance {} is not a percentage", text), "write it as 2%");
   }
   return percent / 100;
 }
@@ -57,7 +57,7 @@ Budgets read_budgets(const CheckOptions& options) {
 
 int check_file(const CheckOptions& options) {
   const Budgets budgets = read_budgets(options);
-  check_writable(options.junit);
+  check_writable(options.junit, "--junit");
   const std::vector<Verdict> verdicts = check(load_report(options.path), budgets);
   const char* const actions = std::getenv("GITHUB_ACTIONS");
   std::string text;

@@ -84,6 +84,14 @@ void say_interrupted(const std::vector<FitRun>& runs, const FitOptions& options)
   write_out(options.json ? interrupted_json(runs) : interrupted_text(runs));
 }
 
+void add_variable(std::vector<Variable>& variables, Variable variable) {
+  if (std::ranges::find(variables, variable.name, &Variable::name) != variables.end()) {
+    throw Error(ErrorKind::usage, fmt::format("--vary names {} twice", variable.name),
+                fmt::format("list its values: --vary {}=128,256,512", variable.name));
+  }
+  variables.push_back(std::move(variable));
+}
+
 void check_variables(const std::vector<Variable>& variables, const std::vector<std::string>& program) {
   for (const Variable& variable : variables) {
     const auto uses = [&](const std::string& word) { return word.find("{" + variable.name + "}") != word.npos; };
@@ -299,7 +307,7 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
 }
 
 int fit(FitOptions options) {
-  check_writable(options.html);
+  check_writable(options.html, "--html");
   if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
   if (has_model && options.vary.empty() && !options.smallest_gpu && !options.fastest) options.vary = {"batch=1..65536"};
@@ -313,16 +321,19 @@ int fit(FitOptions options) {
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
   if (options.fastest) {
-    return fix_for_speed(
-        {.program = options.program,
-         .model = options.model,
-         .device = {.device = options.device.empty() ? kDevice : options.device, .memory = options.memory},
-         .html = options.html,
-         .json = options.json,
-         .never_forks = options.never_forks});
+    return fix({.program = options.program,
+                .model = options.model,
+                .device = {.device = options.device.empty() ? kDevice : options.device, .memory = options.memory},
+                .html = options.html,
+                .fastest = true,
+                .json = options.json,
+                .never_forks = options.never_forks});
   }
   std::vector<Variable> variables;
-  for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
+  for (const std::string& text : options.vary) add_variable(variables, parse_variable(text));
+  if (options.prints_jobs && !is_plan(variables)) {
+    throw Error(ErrorKind::usage, "--print-jobs needs a job: a world to vary", "as in: --vary world=8,16,32");
+  }
   if (!options.lengths.empty()) check_lengths(options, variables);
   if (options.only_at && (options.at.empty() || !options.lengths.empty())) {
     throw Error(ErrorKind::usage, "--only-at needs values to compute, and no --lengths",

@@ -31,22 +31,6 @@
 namespace oomdiag {
 namespace {
 
-struct FixOptions {
-  std::vector<std::string> program{};
-  std::string folder{};
-  ModelOptions model{};
-  DeviceOptions device{};
-  RankOptions ranks{};
-  std::string target{};
-  std::string budget{};
-  std::string output{};
-  std::string html{};
-  int64_t batch = 0;
-  bool fastest = false;  ///< the fastest plan is asked for
-  bool json = false;
-  bool never_forks = false;
-};
-
 /// The virtual GPU that is called like a real one.
 std::string virtual_gpu_of(const std::string& name, const Install& install) {
   for (const GpuEntry& gpu : read_catalogue(install.gpus)) {
@@ -91,6 +75,7 @@ Target read_target_of_file(const FixOptions& options, const Install& install) {
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
   Target target{.program = options.program};
+  if (options.batch > 0) target.batch = options.batch;
   set_device(target, choose_device(device, install), install);
   const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
   if (!settings.empty()) target.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
@@ -132,6 +117,11 @@ Target read_target(const FixOptions& options, const Install& install) {
   Target target{.program = config.program, .rank = config.rank};
   set_device(target, choose_device(device, install), install);
   recognise_model(target, config.batch, install);
+  if (options.batch > 0 && !target.batch) {
+    throw Error(ErrorKind::usage, fmt::format("--batch: the program of '{}' is run as it was recorded", options.folder),
+                "name it with {batch}: oomdiag fix --batch 8 -- python train.py --batch-size {batch}");
+  }
+  if (options.batch > 0) target.batch = options.batch;
   for (const auto& [name, value] : config.environment) target.environment.emplace_back(name, value);
   std::error_code error;
   std::filesystem::current_path(config.directory, error);
@@ -162,6 +152,7 @@ Target make_target(const FixOptions& options, Install& install) {
   const DeviceChoice choice = choose_device(device_of(job, options.device), install);
   Target target;
   if (!options.ranks.is_job()) set_device(target, choice, install);
+  add_rank(target, job, choice, options);
   if (!options.model.model.empty()) {
     const Model model = find_model(read_models(install.models), options.model.model);
     target.program = program_of_model(options.model, model, install);
@@ -175,7 +166,6 @@ Target make_target(const FixOptions& options, Install& install) {
   }
   target.program = resolve_program(options.program, install);
   if (options.batch > 0) target.batch = options.batch;
-  add_rank(target, job, choice, options);
   return target;
 }
 
@@ -187,6 +177,10 @@ void check(const FixOptions& options) {
   if (is_file && options.program.empty()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' does not say how its program was started", options.folder),
                 fmt::format("name the program: oomdiag fix {} -- python train.py", options.folder));
+  }
+  if (!options.folder.empty() && options.ranks != RankOptions{}) {
+    throw Error(ErrorKind::usage, fmt::format("'{}' was recorded as it is: a rank cannot be chosen", options.folder),
+                "name the program: oomdiag fix --world-size 64 --rank 5 -- python train.py");
   }
   if (is_file ? sources == 2 && options.model.model.empty() : sources == 1) return;
   throw Error(ErrorKind::usage, "fix needs a program, a run folder or --model",
@@ -222,6 +216,8 @@ FixAnswer answer(const FoundPlans& plans, const Target& target, const std::strin
           .runs = plans.runs};
 }
 
+}  // namespace
+
 int fix(FixOptions options) {
   options.fastest |= !options.budget.empty();
   if (options.program.empty() && options.model.model.empty()) options.folder = source_or_newest_run(options.folder);
@@ -229,7 +225,7 @@ int fix(FixOptions options) {
   if (!options.target.empty()) options.device.memory = options.target;
   if (!options.budget.empty()) options.device.memory = options.budget;
   check_writable(options.output);
-  check_writable(options.html);
+  check_writable(options.html, "--html");
   Install install = find_install();
   // A folder's program runs where it ran.
   const auto from_here = [](const std::string& path) {
@@ -266,18 +262,6 @@ int fix(FixOptions options) {
   if (!html.empty()) write_whole(to_html(page), html);
   if (found.interrupted_by != 0) return 128 + found.interrupted_by;
   return found.found ? 0 : kOutOfMemory;
-}
-
-}  // namespace
-
-int fix_for_speed(const SpeedRequest& request) {
-  return fix({.program = request.program,
-              .model = request.model,
-              .device = request.device,
-              .html = request.html,
-              .fastest = true,
-              .json = request.json,
-              .never_forks = request.never_forks});
 }
 
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {

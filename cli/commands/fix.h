@@ -1,23 +1,33 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cli/device/device.h"
 #include "cli/launch/programs.h"
+#include "cli/launch/ranks.h"
 
 namespace oomdiag {
 
-/// What `fit --fastest` takes from its command line.
-struct SpeedRequest {
+/// What the command line of `fix` says; `fit --fastest` makes it from its own.
+struct FixOptions {
   std::vector<std::string> program{};
+  std::string folder{};
   ModelOptions model{};
   DeviceOptions device{};
+  RankOptions ranks{};
+  std::string target{};
+  std::string budget{};
+  std::string output{};
   std::string html{};
-  bool json = false, never_forks = false;
+  int64_t batch = 0;
+  bool fastest = false;  ///< the fastest plan is asked for
+  bool json = false;
+  bool never_forks = false;
 };
 
-/// Finds the fastest plan that fits on the device, prints it and returns the exit code, as `fix --budget` does.
-int fix_for_speed(const SpeedRequest& request);
+/// Tries fixes or, with `fastest`, plans; prints what was found and returns the exit code.
+int fix(FixOptions options);
 
 }  // namespace oomdiag

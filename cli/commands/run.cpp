@@ -131,7 +131,7 @@ int run(const RunOptions& options) {
   const Job job = choose_job(options.ranks, options.device.count);
   const DeviceChoice device = choose_device(device_of(job, options.device), install);
   check_writable(options.output);
-  check_writable(options.html);
+  check_writable(options.html, "--html");
   say_default(device);
   DiagnosisRequest request{.program = resolve_program(options.program, install),
                            .device = device,

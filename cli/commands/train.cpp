@@ -13,6 +13,7 @@
 #include "cli/experiments/complete.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/models.h"
+#include "cli/launch/programs.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
@@ -30,13 +31,8 @@ namespace oomdiag {
 namespace {
 
 struct TrainOptions {
-  std::string model = "deepcnn";
-  std::string variant;  ///< empty = the model's first; likewise below
-  int64_t batch = 0;    ///< 0 = the model's own; likewise below
-  int64_t steps = 0;
-  std::string optimizer;
-  std::string amp;
-  int64_t accumulate = 1;
+  ModelOptions model{.model = "deepcnn"};
+  int64_t batch = 0;  ///< 0 = the model's own
   DeviceOptions device;
   std::string folder;
   std::string output;
@@ -45,34 +41,31 @@ struct TrainOptions {
   bool all = false;
 };
 
-/// The samples program for one variant; what is not asked for is left to it.
-std::vector<std::string> compose_program(const TrainOptions& options, const Install& install,
+/// The samples program for one variant.
+std::vector<std::string> compose_program(const TrainOptions& options, const Model& model, const Install& install,
                                          const std::string& variant, const std::string& device) {
-  std::vector<std::string> program{install.samples.string(), "--model", options.model, "--device", device};
-  const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) program.insert(program.end(), {name, value});
-  };
-  add("--variant", variant);
-  add("--batch", options.batch == 0 ? "" : std::to_string(options.batch));
-  add("--steps", options.steps == 0 ? "" : std::to_string(options.steps));
-  add("--optimizer", options.optimizer);
-  add("--amp", options.amp);
-  add("--accumulate", options.accumulate == 1 ? "" : std::to_string(options.accumulate));
+  ModelOptions of_variant = options.model;
+  of_variant.variant = variant;
+  std::vector<std::string> program = program_of_model(of_variant, model, install);
+  program.insert(program.end(), {"--device", device});
+  if (options.batch != 0) program.insert(program.end(), {"--batch", std::to_string(options.batch)});
   return program;
 }
 
 /// Throws Error(usage) for what the model has no use for: to pass over it in silence would mislead.
 void check_options(const TrainOptions& options, const Model& model) {
-  check_variant(model, options.variant);
+  const ModelOptions& asked = options.model;
+  check_variant(model, asked.variant);
   const auto reject = [&](const char* option, const char* why) {
     throw Error(ErrorKind::usage, fmt::format("{} takes no {}: {}", model.name, option, why),
                 fmt::format("oomdiag train --model {}", model.name));
   };
   if (options.batch != 0 && model.default_batch == 0) reject("--batch", "it has no batches");
-  if (options.steps != 0 && model.default_steps == 0) reject("--steps", "it does its thing once");
-  if (!options.optimizer.empty() && model.default_optimizer.empty()) reject("--optimizer", "it has none to choose");
-  if (!options.amp.empty() && !model.takes_amp) reject("--amp", "it has its own precision, or no layers");
-  if (options.accumulate != 1 && !model.accumulates) reject("--accumulate", "its batch is not taken in parts");
+  if (!asked.steps.empty() && model.default_steps == 0) reject("--steps", "it runs one step");
+  if (!asked.optimizer.empty() && model.default_optimizer.empty()) reject("--optimizer", "it has none to choose");
+  if (!asked.amp.empty() && !model.takes_amp) reject("--amp", "it has its own precision, or no layers");
+  if (!asked.accumulate.empty() && asked.accumulate != "1" && !model.accumulates)
+    reject("--accumulate", "its batch is not taken in parts");
 }
 
 int give_up(const Diagnosis& diagnosis) {
@@ -110,7 +103,7 @@ void print_failing(const FailingBatch& failing, const TrainOptions& options) {
   write_out(fmt::format("\n  with batch {} it runs out of memory in {}, {}\n", failing.batch, name_of(failure.phase),
                         place_text(failure, {.unicode = output_capabilities(STDOUT_FILENO).unicode})));
   if (!options.all) return;
-  std::string next = fmt::format("oomdiag train --model {} --batch {}", options.model, failing.batch);
+  std::string next = fmt::format("oomdiag train --model {} --batch {}", options.model.model, failing.batch);
   if (!options.device.device.empty()) next += " --device " + options.device.device;
   if (!options.device.memory.empty()) next += " --memory " + options.device.memory;
   write_out("\n");
@@ -133,7 +126,7 @@ int finish(const TrainOptions& options, const Diagnosis& diagnosis, const std::o
 /// Runs the loop on the host, where nothing is recorded: the report has no GPU, and a case with the host's figures.
 int train_on_host(const TrainOptions& options, const Model& model, const std::vector<std::string>& program) {
   const HostRun host = [&] {
-    const Progress progress(fmt::format("training {} on the host ...", options.model));
+    const Progress progress(fmt::format("training {} on the host ...", options.model.model));
     return run_on_host(program);
   }();
   if (host.ending.signal == SIGINT) return kInterrupted;
@@ -153,28 +146,29 @@ int train_on_host(const TrainOptions& options, const Model& model, const std::ve
 
 int train(TrainOptions options) {
   const Install install = find_install();
-  const Model model = find_model(read_models(install.models), options.model);
+  const Model model = find_model(read_models(install.models), options.model.model);
   check_options(options, model);
   check_writable(options.output);
-  check_writable(options.html);
-  if (options.variant.empty() && !model.variants.empty()) options.variant = model.variants.front();
+  check_writable(options.html, "--html");
+  std::string& variant = options.model.variant;
+  if (variant.empty() && !model.variants.empty()) variant = model.variants.front();
   if (options.device.device == "cpu") {
-    return train_on_host(options, model, compose_program(options, install, options.variant, "cpu"));
+    return train_on_host(options, model, compose_program(options, model, install, variant, "cpu"));
   }
   const DeviceChoice device = choose_device(options.device, install);
   require_gpu(device);
   say_default(device);
-  const CaseStudy study{model, options.variant, [&](const std::string& variant, const std::string& where) {
-                          return compose_program(options, install, variant, where);
+  const CaseStudy study{model, variant, [&](const std::string& other, const std::string& where) {
+                          return compose_program(options, model, install, other, where);
                         }};
-  DiagnosisRequest request{.program = study.compose(options.variant, "cuda"),
+  DiagnosisRequest request{.program = study.compose(variant, "cuda"),
                            .device = device,
                            .base = choose_base(options.folder),
                            .keeps_output = true};
   if (model.default_batch != 0) request.batch = options.batch != 0 ? options.batch : model.default_batch;
   std::optional<FailingBatch> failing;
   const Diagnosis diagnosis = [&] {
-    const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
+    const Progress progress(fmt::format("training {} on {} ...", options.model.model, describe(device)));
     Diagnosis result = diagnose(request, install);
     check_recording(result);
     complete(result, request, install);
@@ -185,7 +179,7 @@ int train(TrainOptions options) {
             TrainOptions with_more = options;
             with_more.batch = batch;
             DiagnosisRequest with_batch = request;
-            with_batch.program = compose_program(with_more, install, options.variant, "cuda");
+            with_batch.program = compose_program(with_more, model, install, variant, "cuda");
             with_batch.batch = batch;
             return with_batch;
           },
@@ -209,25 +203,29 @@ void add_train(CLI::App& app, Command& chosen) {
                      .about = "Runs a reference training loop and explains its memory.\n"
                               "Exit code: 0 it fits, 3 out of memory, 1 failed.",
                      .usage = "oomdiag train [OPTIONS]"});
-  command.add_option("--model", options->model, "one of oomdiag models")->type_name("NAME")->capture_default_str();
+  command.add_option("--model", options->model.model, "one of oomdiag models")
+      ->type_name("NAME")
+      ->capture_default_str();
   command
-      .add_option("--variant", options->variant,
+      .add_option("--variant", options->model.variant,
                   "the loop that is reported; the case compares it with the model's others. default: its first")
       ->type_name("NAME");
   command.add_option("--batch", options->batch, "batch size; default: the model's own")
       ->type_name("N")
       ->check(range(1, 1 << 30));
   add_device_options(command, options->device);
-  command.add_option("--steps", options->steps, "training steps; default: the model's own")
+  command.add_option("--steps", options->model.steps, "training steps; default: the model's own")
       ->type_name("N")
       ->check(range(1, 1 << 20));
-  command.add_option("--optimizer", options->optimizer, "its optimizer; default: the model's own")
+  command.add_option("--optimizer", options->model.optimizer, "its optimizer; default: the model's own")
       ->type_name("adam|adamw|sgd|momentum")
       ->check(one_of({"adam", "adamw", "sgd", "momentum"}));
-  command.add_option("--amp", options->amp, "automatic mixed precision; default: none")
+  command.add_option("--amp", options->model.amp, "automatic mixed precision; default: none")
       ->type_name("none|bf16|fp16")
       ->check(one_of({"none", "bf16", "fp16"}));
-  command.add_option("--accumulate", options->accumulate, "micro-batches that a step's batch is taken in; default: 1")
+  command
+      .add_option("--accumulate", options->model.accumulate,
+                  "micro-batches that a step's batch is taken in; default: 1")
       ->type_name("N")
       ->check(range(1, 1 << 20));
   command.add_flag("--all", options->all,

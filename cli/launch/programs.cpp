@@ -13,16 +13,20 @@
 namespace oomdiag {
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
-  command.add_option("--model", options.model, "one of oomdiag models, in place of a program")->type_name("NAME");
-  command.add_option("--variant", options.variant, "of the model")->type_name("NAME");
+  CLI::Option* const model =
+      command.add_option("--model", options.model, "one of oomdiag models, in place of a program")->type_name("NAME");
+  command.add_option("--variant", options.variant, "of the model")->type_name("NAME")->needs(model);
   command.add_option("--optimizer", options.optimizer, "of the model")
       ->type_name("adam|adamw|sgd|momentum")
+      ->needs(model)
       ->check(one_of({"adam", "adamw", "sgd", "momentum"}));
   command.add_option("--amp", options.amp, "automatic mixed precision of the model")
       ->type_name("none|bf16|fp16")
+      ->needs(model)
       ->check(one_of({"none", "bf16", "fp16"}));
   command.add_option("--accumulate", options.accumulate, "micro-batches that a step of the model takes its batch in")
-      ->type_name("N");
+      ->type_name("N")
+      ->needs(model);
 }
 
 std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install) {

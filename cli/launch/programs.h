@@ -14,7 +14,7 @@ namespace oomdiag {
 
 /// A reference model and what is asked of it; what is empty is left to the model.
 struct ModelOptions {
-  std::string model, variant, steps, optimizer, amp, accumulate;
+  std::string model{}, variant{}, steps{}, optimizer{}, amp{}, accumulate{};
 };
 
 /// Adds --model, --variant, --optimizer, --amp and --accumulate to a command that takes programs too.

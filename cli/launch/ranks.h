@@ -27,6 +27,7 @@ struct RankOptions {
 
   bool is_job() const { return world_size > 0; }
   TopologyChoice hosts() const { return topology.empty() ? TopologyChoice{} : read_topology(topology); }
+  bool operator==(const RankOptions&) const = default;
 };
 
 /// Adds --world-size, --rank, --ranks, --local-world-size and --topology to a command.

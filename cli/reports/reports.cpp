@@ -101,7 +101,7 @@ RunFacts remembered_facts(const fs::path& file) {
     if (report.exit_code) facts.ending = Ending{.exit_code = *report.exit_code, .signal = 0};
     facts.reference_case = report.reference_case;
     for (const ReportOfDevice& device : report.devices) {
-      if (device.batch) facts.batch = device.batch->batch;
+      if (device.batch && !device.batch->inferred) facts.batch = device.batch->batch;
     }
     return facts;
   } catch (const Error&) {
@@ -168,8 +168,6 @@ void check_exists(const fs::path& path, const char* hint) {
   throw Error(ErrorKind::input, fmt::format("cannot look at '{}': {}", path.string(), std::strerror(error)));
 }
 
-Report explain_trace(const fs::path& trace, const RunFacts& facts) { return explain_kept(trace, facts).report; }
-
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {
   const std::vector<fs::path> traces = find_traces(folder);
   if (traces.empty()) {
@@ -178,7 +176,7 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
     }
     throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", folder.string()), kTakes);
   }
-  if (traces.size() == 1) return explain_trace(traces.front(), facts);
+  if (traces.size() == 1) return explain_kept(traces.front(), facts).report;
   std::vector<JobMember> members;
   for (const fs::path& file : traces) {
     const Trace trace = read_trace(file);

@@ -47,9 +47,6 @@ struct RunFacts {
   int64_t judged_bytes = 0;  ///< fixes are judged as on a GPU of this size; 0 = the one that it ran on
 };
 
-/// The report on the trace in a run folder, or on one that lies elsewhere.
-Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
-
 /// The trace at `path`: a trace, the trace of a run folder, or a PyTorch memory snapshot read as one. Throws Error(input)
 /// for anything else.
 Trace load_trace(const std::filesystem::path& path);
@@ -92,8 +89,9 @@ void keep_json(const Report& report, const std::filesystem::path& folder);
 std::string pack(const Report& report);
 Report unpack(std::string_view text);
 
-/// Throws Error(usage) if a report could not be written to `file`: before a long run, not after it. Empty is fine.
-void check_writable(const std::filesystem::path& file);
+/// Throws Error(usage) if a report could not be written to `file`, which `option` names: before a long run, not after it.
+/// Empty is fine.
+void check_writable(const std::filesystem::path& file, const char* option = "-o");
 
 /// Writes the text as people read it, its headline in bold where `stream` is a terminal that may be coloured. Throws
 /// Error(environment) if stdout does not take it. `all`: every table, not the first screen only. `next`: the command to go on with, where

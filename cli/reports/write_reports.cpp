@@ -70,14 +70,15 @@ void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
   throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
 }
 
-void check_writable(const fs::path& file) {
+void check_writable(const fs::path& file, const char* option) {
   if (file.empty()) return;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
   std::error_code ignored;
   if (fs::is_directory(file, ignored))
-    throw Error(ErrorKind::usage, fmt::format("-o {} is a folder, not a file", file.string()));
+    throw Error(ErrorKind::usage, fmt::format("{} {} is a folder, not a file", option, file.string()));
   if (access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw Error(ErrorKind::usage, fmt::format("-o {}: cannot write into the folder '{}'", file.string(), folder.string()),
+  throw Error(ErrorKind::usage,
+              fmt::format("{} {}: cannot write into the folder '{}'", option, file.string(), folder.string()),
               "make it first, or name another file");
 }
 

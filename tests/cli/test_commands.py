@@ -220,9 +220,14 @@ class Usage(CommandLine):
         self.check_error(["fix", "no-such-folder"], 1, "no such file or directory: 'no-such-folder'")
         (self.folder / "empty").mkdir()
         self.check_error(["fix", "empty"], 1, "does not say how its program was started")
+        self.check_error(["fix", "empty", "--world-size", "2"], 2, "a rank cannot be chosen")
         self.check_error(["fit", "--device", "real", "--smallest-card", "--", "true"], 2, "virtual device")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "3 is above 1", "batch=1..3")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=1..4", "--", "true"], 2, "no {batch} to vary")
+        self.check_error(["fit", "--vary", "batch=1..4", "--vary", "batch=8", "--", "true", "{batch}"], 2, "--vary names batch twice")
+        self.check_error(["fit", "--vary", "batch=1..4", "--print-jobs", "--", "true", "{batch}"], 2, "--print-jobs needs a job")
+        for command in ["fix"], ["fit", "--smallest-card"]:
+            self.check_error([*command, "--amp", "bf16", "--", "true"], 2, "--amp", "--model")
 
     def test_wrong_values_are_answered_with_the_right_ones(self):
         self.check_error(["train", "--batch", "0"], 2, "from 1 to")
