@@ -27,7 +27,8 @@ std::string diagnose_for_another(const DiagnosisRequest& request, const Install&
   const auto begin = std::chrono::steady_clock::now();
   try {
     const Diagnosis diagnosis = diagnose(request, install);
-    answer = {{"folder", diagnosis.folder.string()},
+    const std::string folder = diagnosis.folder.string();
+    answer = {{"folder", std::vector<uint8_t>(folder.begin(), folder.end())},  // a path need not be UTF-8
               {"exit_code", diagnosis.ending.code()},
               {"stopped_at_step", diagnosis.stopped_at_step},
               {"why", diagnosis.why_no_report},
@@ -49,7 +50,8 @@ Executed read_answer(const std::optional<std::string>& text) {
     throw Error(static_cast<ErrorKind>(answer["kind"].get<int>()), answer["error"].get<std::string>(),
                 answer["hint"].get<std::string>());
   }
-  return {.folder = answer["folder"].get<std::string>(),
+  const auto folder = answer["folder"].get<std::vector<uint8_t>>();
+  return {.folder = std::string(folder.begin(), folder.end()),
           .exit_code = answer["exit_code"],
           .stopped_at_step = answer["stopped_at_step"],
           .why_no_report = answer["why"],

@@ -39,6 +39,16 @@ TEST_CASE("programs end as they do alone, in the order in which they were asked 
   CHECK(executor.count() == 2);
 }
 
+TEST_CASE("a run is found in a folder whose name is no UTF-8", "[cli]") {
+  const TestFolder folder;
+  const Install install;
+  Executor executor(install);
+  DiagnosisRequest request = shell(folder, "exit 0");
+  request.base = folder.write("\xe9/file").parent_path();
+  const auto results = executor.run({request}, [](std::size_t) {});
+  CHECK(std::filesystem::exists(results[0].folder / "output.txt"));
+}
+
 TEST_CASE("a program that is aborted at its exit is run once more, and of the first time nothing is left", "[cli]") {
   const TestFolder folder;
   const Install install;
