@@ -180,6 +180,8 @@ Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size
 /// `available`. Each is taken to save by the share of what it keeps.
 std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t available);
 Change expandable_segments();
+/// One that a module of oomdiag_fixes makes in the unchanged program, as its row in kFixes describes it.
+Change injected(std::string id);
 
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
 /// the product of their shares.

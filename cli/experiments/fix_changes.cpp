@@ -57,13 +57,6 @@ Change change_of(std::string id) {
           .changes_numerics = row->changes_numerics};
 }
 
-/// One that a module of oomdiag_fixes makes in the unchanged program.
-Change injected(std::string id) {
-  Change change = change_of(std::move(id));
-  change.settings = nlohmann::json::object();
-  return change;
-}
-
 const char* autocast_of(const Target& target) {
   return has_bfloat16(target.device.gpus.front().capability.major) ? "autocast_bf16" : "autocast_fp16";
 }
@@ -91,10 +84,15 @@ bool is_peak_of_activations(const Report& whole) {
   const ReportOfDevice* const device = main_device_of(whole);
   if (device == nullptr) return true;
   int64_t all = 0, activations = 0;
+  const auto is_of_model = [](std::string_view name) {
+    for (size_t c = 0; c < kCategoryCount; ++c) {
+      if (name_of(static_cast<Category>(c)) == name) return kCategoryTraits[c].of_model;
+    }
+    return false;
+  };
   for (const auto& [name, bytes] : device->categories) {
-    const bool of_model = name == "parameter" || name == "buffer" || name == "gradient" || name == "optimizer_state";
     all += bytes;
-    if (!of_model) activations += bytes;
+    if (!is_of_model(name)) activations += bytes;
   }
   return all == 0 || activations * kPart > all;
 }
@@ -160,6 +158,12 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
 }
 
 }  // namespace
+
+Change injected(std::string id) {
+  Change change = change_of(std::move(id));
+  change.settings = nlohmann::json::object();
+  return change;
+}
 
 Change expandable_segments() {
   constexpr const char* kVariable = "PYTORCH_CUDA_ALLOC_CONF";

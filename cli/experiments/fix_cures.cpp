@@ -3,7 +3,6 @@
 
 #include "cli/experiments/fix.h"
 #include "profiler/explain/evaluation.h"
-#include "profiler/explain/fixes.h"
 #include "profiler/trace/stack_call.h"
 
 // Cures of the reason that the failing run has (kReasons), as far as an unchanged program can be run with them.
@@ -12,12 +11,9 @@ namespace oomdiag {
 namespace {
 
 Change cure(const char* id) {
-  const FixRow* const row = find_fix(id);
-  return {.id = id,
-          .group = std::string(row->group),
-          .label = std::string(row->label),
-          .settings = nlohmann::json::object(),
-          .cures = true};
+  Change change = injected(id);
+  change.cures = true;
+  return change;
 }
 
 /// Where no graph is needed: the function that evaluates, else the line of the program that calls the model.

@@ -15,13 +15,7 @@
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
-namespace {
-
-int64_t bytes_of(const std::array<int64_t, kCategoryCount>& sums, Category category) {
-  return sums[static_cast<size_t>(category)];
-}
-
-}  // namespace
+namespace {}  // namespace
 
 int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes) {
   const int64_t left = available_bytes - model.fixed_bytes;
@@ -34,9 +28,8 @@ int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes)
 BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
   const auto sums = sum_categories(state);
   BatchModel model{.batch = batch};
-  model.scaling_bytes = bytes_of(sums, Category::activation) + bytes_of(sums, Category::input) +
-                        bytes_of(sums, Category::output) + bytes_of(sums, Category::activation_gradient) +
-                        bytes_of(sums, Category::temporary) + requested_bytes;
+  model.scaling_bytes = requested_bytes;
+  for (size_t c = 0; c < kCategoryCount; ++c) model.scaling_bytes += kCategoryTraits[c].follows_batch ? sums[c] : 0;
   for (const LiveBlock& block : state.blocks) {
     const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
     model.scaling_bytes += follows ? block.bytes : 0;

@@ -107,25 +107,6 @@ int64_t count_modules_to_come(const MemoryState& state, const Allocations& block
   return static_cast<int64_t>(to_come.size());
 }
 
-bool stays(Category category) {
-  switch (category) {
-    case Category::parameter:
-    case Category::buffer:
-    case Category::optimizer_state:
-    case Category::input:
-    case Category::unknown:
-      return true;
-    case Category::gradient:
-    case Category::activation:
-    case Category::output:
-    case Category::activation_gradient:
-    case Category::temporary:
-    case Category::workspace:
-      return false;
-  }
-  return false;
-}
-
 /// The parameters that this step will give a gradient and state. Of several models of one structure (folds of a
 /// cross-validation, a cell that was run again) one is trained. Once backward has begun, a model that was not called gets none.
 std::vector<const LiveBlock*> list_trained(const MemoryState& state, const Allocations& step) {
@@ -223,7 +204,7 @@ void end_unsaved(Allocations& blocks, uint32_t position) {
 // What forward and backward made is gone when the optimizer begins.
 void end_step(Allocations& blocks, uint32_t position) {
   for (StepAllocation& block : blocks) {
-    const bool ends = block.died == StepAllocation::kNever && !stays(block.category);
+    const bool ends = block.died == StepAllocation::kNever && !traits_of(block.category).stays;
     if (ends && block.category != Category::gradient) block.died = position;
   }
 }

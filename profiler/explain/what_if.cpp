@@ -4,8 +4,8 @@
 #include <numeric>
 #include <set>
 
-#include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/history.h"
 
@@ -30,9 +30,7 @@ Hints read_hints(const Allocations& blocks) {
 }  // namespace
 
 bool is_weight_cast(const StepAllocation& block, const std::set<int64_t>& parameter_sizes) {
-  constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
-                                                       "aten::_to_copy", "aten::to"};
-  const bool cast = !block.made.autocast.empty() && block.made.node.empty() && is_one_of(block.made.inner, kMakers);
+  const bool cast = !block.made.autocast.empty() && block.made.node.empty() && makes_copy(block.made.inner);
   return cast && block.phase == Phase::forward && parameter_sizes.contains(2 * block.bytes);
 }
 
@@ -46,28 +44,10 @@ bool is_batch(const StepAllocation& block, const Hints& hints) {
   return block.category == Category::input && !hints.walked;
 }
 
-bool is_fixed(Category category) {
-  switch (category) {
-    case Category::parameter:
-    case Category::buffer:
-    case Category::gradient:
-    case Category::optimizer_state:
-      return true;
-    case Category::workspace:
-    case Category::activation:
-    case Category::input:
-    case Category::output:
-    case Category::activation_gradient:
-    case Category::temporary:
-    case Category::unknown:
-      return false;
-  }
-  return false;
-}
-
 bool follows_batch(const StepAllocation& block, const Hints& hints) {
   if (block.category == Category::workspace) return workspace_follows_batch(block.made);
-  if (is_fixed(block.category) || block.freed_by_accumulate || is_weight_cast(block, hints.sizes)) return false;
+  if (traits_of(block.category).of_model || block.freed_by_accumulate || is_weight_cast(block, hints.sizes))
+    return false;
   switch (block.phase) {
     case Phase::setup:
       return is_batch(block, hints);

@@ -130,25 +130,6 @@ class MadeSizes {
   std::map<Key, std::set<int64_t>> sizes_;
 };
 
-bool is_made_once(Category category) {
-  switch (category) {
-    case Category::parameter:
-    case Category::buffer:
-    case Category::optimizer_state:
-    case Category::workspace:
-    case Category::unknown:
-      return true;
-    case Category::gradient:
-    case Category::activation:
-    case Category::input:
-    case Category::output:
-    case Category::activation_gradient:
-    case Category::temporary:
-      return false;
-  }
-  return false;
-}
-
 }  // namespace
 
 bool is_like(const StepAllocations& cut, const StepAllocations& whole) {
@@ -184,7 +165,7 @@ StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole)
       continue;
     }
     if (in_whole.take(block) != StepAllocation::kNever) continue;  // the one before it is there already
-    if (lives_on && is_made_once(block.category)) {
+    if (lives_on && traits_of(block.category).is_made_once) {
       block.born = StepAllocation::kBefore;
       continue;
     }

@@ -35,6 +35,28 @@ enum class Category : uint8_t {
 };
 inline constexpr size_t kCategoryCount = 11;
 
+/// How tensors of a category behave in a program that trains.
+struct CategoryTraits {
+  bool of_model = false;       ///< weights, and what each of them has: the batch does not change it
+  bool follows_batch = false;  ///< of a workspace the op decides
+  bool is_made_once = false;   ///< in one step, for all that follow
+  bool stays = false;          ///< the rest of a step frees none of it
+};
+inline constexpr std::array<CategoryTraits, kCategoryCount> kCategoryTraits = {{
+    {.of_model = true, .is_made_once = true, .stays = true},  // parameter
+    {.of_model = true, .is_made_once = true, .stays = true},  // buffer
+    {.of_model = true},                                       // gradient
+    {.of_model = true, .is_made_once = true, .stays = true},  // optimizer_state
+    {.follows_batch = true},                                  // activation
+    {.follows_batch = true, .stays = true},                   // input
+    {.follows_batch = true},                                  // output
+    {.follows_batch = true},                                  // activation_gradient
+    {.follows_batch = true},                                  // temporary
+    {.is_made_once = true},                                   // workspace
+    {.is_made_once = true, .stays = true},                    // unknown
+}};
+constexpr const CategoryTraits& traits_of(Category category) { return kCategoryTraits[static_cast<size_t>(category)]; }
+
 /// How far a category can be trusted that was read off the stacks of a snapshot; none: of a recording, or not known.
 enum class Confidence : uint8_t { none, low, medium, high };
 

@@ -9,17 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
 namespace {
-
-// at::to copies into a tensor that one of these makes; results of other ops are made by the ops themselves.
-bool makes_copy(std::string_view inner) {
-  constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
-                                                       "aten::_to_copy", "aten::to"};
-  return std::find(kMakers.begin(), kMakers.end(), inner) != kMakers.end();
-}
 
 bool made_under_autocast(const LiveBlock& block) {
   return !block.pending_free && !block.made.autocast.empty() && block.made.node.empty();
@@ -98,6 +92,11 @@ void add_repeated(const MemoryState& state, const Candidates& casts, AutocastUse
 }
 
 }  // namespace
+
+// at::to copies into a tensor that one of these makes; results of other ops are made by the ops themselves.
+bool makes_copy(std::string_view inner) {
+  return is_one_of(inner, {"aten::empty_strided", "aten::empty_like", "aten::empty", "aten::_to_copy", "aten::to"});
+}
 
 AutocastUse find_autocast(const MemoryState& state) {
   AutocastUse use{.dtype = std::string(state.where.autocast),

@@ -17,6 +17,9 @@ struct AutocastUse {
   bool operator==(const AutocastUse&) const = default;
 };
 
+/// Whether the operator that allocated, inside of another, makes what a cast is copied into.
+bool makes_copy(std::string_view inner);
+
 /// A weight's cast is found as the cast of half a float32 parameter's bytes, made under autocast where that parameter's
 /// module ran, or of the parameter's shape; each parameter has at most one.
 AutocastUse find_autocast(const MemoryState& state);
