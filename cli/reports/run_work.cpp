@@ -16,6 +16,7 @@
 #include "profiler/cost/step_work.h"
 #include "profiler/cost/time_model.h"
 #include "profiler/error.h"
+#include "profiler/export/tables.h"
 #include "profiler/report/report.h"
 #include "profiler/report/work.h"
 #include "profiler/trace/trace.h"
@@ -68,9 +69,9 @@ std::string describe_inputs(const MeteredOperator& metered) {
 std::string csv_row(const MeteredOperator& metered, const Communication& call, const Trace& trace,
                     const std::optional<Links>& links) {
   const auto ns = links ? communication_ns(call, *links) : std::nullopt;
-  return fmt::format("{},{},\"{}\",{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{},\"{}\"\n", metered.step, metered.phase,
-                     trace.name(metered.module), metered.name, metered.count, call.bytes_on_links(),
-                     ns ? nanoseconds(*ns) : "", describe_inputs(metered));
+  return fmt::format("{},{},{},{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{},{}\n", metered.step, metered.phase,
+                     csv_cell(trace.name(metered.module)), csv_cell(metered.name), metered.count, call.bytes_on_links(),
+                     ns ? nanoseconds(*ns) : "", csv_cell(describe_inputs(metered)));
 }
 
 std::string csv_row(const MeteredOperator& metered, const Trace& trace, const std::optional<DeviceRates>& rates) {
@@ -78,12 +79,12 @@ std::string csv_row(const MeteredOperator& metered, const Trace& trace, const st
   const auto peak = rates ? peak_time(work, *rates) : std::nullopt;
   const auto time = rates ? modelled_time(work, *rates) : std::nullopt;
   return fmt::format(
-      "{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", metered.step, metered.phase,
-      trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
+      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
+      csv_cell(trace.name(metered.module)), csv_cell(metered.name), name_of(work.kind), name_of(work.precision),
       rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes, work.bus_bytes,
       work.launches, work.tensors, work.is_metered ? 1 : 0, peak ? nanoseconds(peak->compute_ns) : "",
       peak ? nanoseconds(peak->memory_ns) : "", peak ? nanoseconds(peak->bus_ns) : "",
-      peak ? nanoseconds(peak->turns_ns) : "", time ? nanoseconds(time->ns) : "", describe_inputs(metered));
+      peak ? nanoseconds(peak->turns_ns) : "", time ? nanoseconds(time->ns) : "", csv_cell(describe_inputs(metered)));
 }
 
 }  // namespace

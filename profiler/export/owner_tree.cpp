@@ -7,6 +7,7 @@
 #include "profiler/export/picture.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
+#include "profiler/report/place_text.h"
 
 namespace oomdiag {
 namespace {
@@ -26,8 +27,6 @@ void prune(OwnerNode& node, int64_t least) {
   for (OwnerNode& child : node.children) prune(child, least);
   if (others.bytes > 0 && !node.children.empty()) node.children.push_back(std::move(others));
 }
-
-std::string line_in_file(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
 
 }  // namespace
 
@@ -71,7 +70,7 @@ std::vector<std::string> path_of(const LiveBlock& block) {
   }
   const Where& made = block.made;
   path.emplace_back(made.op.empty() ? made.node : made.op);
-  path.push_back(line_in_file(made.inner_source.empty() ? made.source : made.inner_source));
+  path.push_back(short_source(made.inner_source.empty() ? made.source : made.inner_source));
   if (path.size() > 2 && path[path.size() - 1].empty() && !block.shape.empty()) path.emplace_back(block.shape);
   return path;
 }

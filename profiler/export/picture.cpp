@@ -9,6 +9,7 @@
 #include "profiler/export/pieces.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/place_text.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {
@@ -44,14 +45,8 @@ std::vector<PhaseSpan> find_phases(const std::vector<StepAllocation>& blocks) {
   return spans;
 }
 
-std::string label_of(const LiveBlock& block) {
-  std::string label(!block.name.empty()          ? block.name
-                    : !block.made.module.empty() ? block.made.module
-                    : !block.made.op.empty()     ? block.made.op
-                    : !block.made.node.empty()   ? block.made.node
-                                                 : block.made.source);
-  if (!block.shape.empty()) label += fmt::format("  {}", block.shape);
-  return label;
+std::string label_with_shape(const LiveBlock& block) {
+  return block.shape.empty() ? std::string(label_of(block)) : fmt::format("{}  {}", label_of(block), block.shape);
 }
 
 std::string place_of(const LiveBlock& block) {
@@ -86,7 +81,7 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
   for_each_piece(segment, blocks, [&](int64_t offset, int64_t bytes, const LiveBlock* live) {
     if (live == nullptr) return add_piece(drawn.blocks, {offset, bytes, "free"}, least);
     const std::string category(live->pending_free ? "pending_free" : name_of(live->category));
-    add_piece(drawn.blocks, {offset, bytes, category, label_of(*live), place_of(*live)}, least);
+    add_piece(drawn.blocks, {offset, bytes, category, label_with_shape(*live), place_of(*live)}, least);
   });
   return drawn;
 }

@@ -13,6 +13,7 @@
 #include "profiler/report/fixes_table.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"
+#include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
@@ -37,14 +38,6 @@ bool is_formula(std::string_view text) {
   return !text.empty() && std::string_view("=+-@\t\r").find(text.front()) != text.npos;
 }
 
-std::string csv_cell(std::string_view text) {
-  const bool formula = is_formula(text);
-  if (!formula && text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
-  std::string safe = formula ? "\"'" : "\"";
-  for (const char c : text) safe += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return safe + "\"";
-}
-
 std::string csv_row(int gpu, const ReportHolder& holder) {
   return fmt::format("{},{},{},{},{},{},{},{},{},{},{}\r\n", gpu, name_of(holder.category), csv_cell(holder.name),
                      csv_cell(holder.op), csv_cell(holder.source), csv_cell(holder.shape), csv_cell(holder.used_by),
@@ -63,7 +56,7 @@ std::string cell(std::string_view text, size_t columns = 60) {
 
 std::string holder_label(const ReportHolder& holder) {
   std::string label = holder.name.empty() ? holder.op : holder.name;
-  if (label.empty()) label = holder.source.substr(holder.source.rfind('/') + 1);
+  if (label.empty()) label = short_source(holder.source);
   if (label.empty()) return "of unknown origin";
   if (!holder.kind.empty()) label = holder.kind + ": " + label;
   if (holder.copies > 1) label += fmt::format(" ×{}", holder.copies);
@@ -127,6 +120,14 @@ void add_words(std::string_view words, std::string& text) {
 }
 
 }  // namespace
+
+std::string csv_cell(std::string_view text) {
+  const bool formula = is_formula(text);
+  if (!formula && text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
+  std::string safe = formula ? "\"'" : "\"";
+  for (const char c : text) safe += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return safe + "\"";
+}
 
 std::string to_folded(const OwnerNode& owners) {
   std::string text;

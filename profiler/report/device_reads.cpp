@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "profiler/replay/history.h"
+#include "profiler/report/place_text.h"
 
 // Kernels do nothing on a virtual GPU, so what they should have written reads as zeros. Whether that matters depends on
 // who reads:
@@ -50,7 +51,7 @@ std::string_view short_name(std::string_view op) {
 /// "nonzero at train.py:88, 12 times"
 std::string describe(const DeviceRead& read, std::string_view at_least) {
   std::string text(read.op.empty() ? "a copy" : short_name(read.op));
-  if (!read.source.empty()) text += fmt::format(" at {}", read.source.substr(read.source.rfind('/') + 1));
+  if (!read.source.empty()) text += fmt::format(" at {}", short_source(read.source));
   if (read.count > 1) text += fmt::format(", {}{} times", at_least, read.count);
   return text;
 }

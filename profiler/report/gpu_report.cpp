@@ -16,6 +16,7 @@
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/place_text.h"
 #include "profiler/report/report.h"
 #include "profiler/report/saved.h"
 #include "profiler/trace/trace.h"
@@ -93,17 +94,10 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& oom) {
           .parameter_group = std::string(oom.group)};
 }
 
-// A module is what people know; an op is the next best.
-std::string_view label_of(const Where& where) {
-  if (!where.module.empty()) return where.module;
-  if (!where.op.empty()) return where.op;
-  return !where.node.empty() ? where.node : where.source;
-}
-
 ReportOwner report_owner(const LiveBlock& block) {
   ReportOwner owner{.category = block.category,
                     .bytes = block.bytes,
-                    .name = std::string(block.name.empty() ? label_of(block.made) : block.name),
+                    .name = std::string(label_of(block)),
                     .shape = std::string(block.shape),
                     .used_by = {},
                     .autocast = std::string(block.made.autocast),

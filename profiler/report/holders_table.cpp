@@ -13,6 +13,7 @@
 #include "profiler/explain/owners.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 #include "profiler/report/table.h"
@@ -80,15 +81,13 @@ std::string_view without_common_path(std::string_view path, std::string_view bes
   return path.substr(begin);
 }
 
-std::string short_line(const std::string& source) { return source.substr(source.rfind('/') + 1); }
-
 // "logits: lm_head", "aten::dropout in model.layers.* ×48", "aten::linear in 7 layers" of an nn.Sequential, "relu1 → pool1".
 std::string name_of(const ReportHolder& holder, const TextOptions& options) {
   const bool of_layer = holder.name.ends_with('*') && !holder.op.empty();
   const bool of_root = of_layer && holder.name == "*";
   std::string name = of_layer ? holder.op + " in " + holder.name : holder.name;
   if (of_root) name = holder.op + (holder.copies > 1 ? fmt::format(" in {} layers", holder.copies) : " in a layer");
-  if (name.empty()) name = !holder.op.empty() ? holder.op : short_line(holder.source);
+  if (name.empty()) name = !holder.op.empty() ? holder.op : short_source(holder.source);
   if (name.empty()) name = "of unknown origin";
   if (!holder.kind.empty() && holder.kind != name) name = holder.kind + ": " + name;
   if (holder.copies > 1 && !of_root) name += fmt::format(" {}{}", options.unicode ? "×" : "x", holder.copies);
@@ -113,7 +112,7 @@ std::string label_of(const ReportHolder& holder, const TextOptions& options, siz
   std::string label = name_of(holder, options);
   const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
   for (const std::string& more :
-       {wants_line ? short_line(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
+       {wants_line ? short_source(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
     const bool fits = count_columns(label) + 2 + count_columns(more) <= columns;
     if (!more.empty() && fits) label += "  " + more;
   }
@@ -239,7 +238,7 @@ std::string kept_by_text(const ReportOfDevice& device, const TextOptions& option
   if (!device.growth.empty() && (!device.cause || device.cause->kind == CauseKind::leak)) {
     const ReportGrowth& growth = device.growth.front();
     std::string place;
-    for (const std::string& part : {growth.op, growth.module, short_line(growth.source)}) {
+    for (const std::string& part : {growth.op, growth.module, short_source(growth.source)}) {
       if (!part.empty()) place += (options.unicode ? " ← " : " <- ") + printable(part, 60);
     }
     const std::string referrer = growth.referrer.empty() ? "" : printable(growth.referrer, 160) + ": ";
@@ -270,7 +269,7 @@ std::string lines_table(const ReportOfDevice& device) {
   const Unit unit = unit_for(device.memory.allocated_bytes);
   std::string text = "  " + padded("by line", kHolderColumns) + fmt::format("{:>9}\n", unit.name);
   for (const OwnedBytes* line : lines) {
-    const std::string name = line->name.starts_with('/') ? short_line(line->name) : line->name;
+    const std::string name = line->name.starts_with('/') ? short_source(line->name) : line->name;
     text += "    " + padded(printable_end(name, kHolderColumns - 3), kHolderColumns - 2) +
             fmt::format("{:>9}\n", in_unit(line->bytes, unit));
   }

@@ -33,7 +33,16 @@ void add(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9}  {}\n", label, value);
 }
 
-std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }
+std::string short_source(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
+
+// A module is what people know; an op is the next best.
+std::string_view label_of(const Where& where) {
+  if (!where.module.empty()) return where.module;
+  if (!where.op.empty()) return where.op;
+  return !where.node.empty() ? where.node : where.source;
+}
+
+std::string_view label_of(const LiveBlock& block) { return block.name.empty() ? label_of(block.made) : block.name; }
 
 std::string place_text(const ReportPeak& peak, const TextOptions& options) { return describe(peak, options); }
 std::string place_text(const ReportFailure& failure, const TextOptions& options) { return describe(failure, options); }

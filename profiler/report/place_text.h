@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
 
@@ -12,7 +13,11 @@ namespace oomdiag {
 void add(std::string& text, std::string_view label, const std::string& value);
 
 /// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.
-std::string short_source(const std::string& source);
+std::string short_source(std::string_view source);
+
+/// What a place or a block is called in few words: its name, module or operator.
+std::string_view label_of(const Where& where);
+std::string_view label_of(const LiveBlock& block);
 
 /// "ReluBackward0 ← aten::relu ← relu1 ← modeling.py:7 ← train.py:31", what is known of it.
 std::string place_text(const ReportPeak& peak, const TextOptions& options);

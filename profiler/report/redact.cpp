@@ -6,6 +6,7 @@
 
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
+#include "profiler/report/place_text.h"
 #include "profiler/report/report.h"
 
 // By way of its JSON: so no text of a report can be forgotten, also not one that is added later.
@@ -56,9 +57,6 @@ void redact(Json& json, const std::vector<std::string>& secrets) {
   json = text;
 }
 
-/// Lines of programs are often given relative to where they were started.
-std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
 }  // namespace
 
 Report redact(const Report& report, const std::vector<std::string>& secrets) {
@@ -68,8 +66,8 @@ Report redact(const Report& report, const std::vector<std::string>& secrets) {
   json["schema"] = schema;
   Report redacted = from_json(json_text(json));
   redacted.snapshot = report.snapshot;
-  redacted.folder = last_part(report.folder);
-  redacted.command = last_part(report.command.substr(0, report.command.find(' ')));
+  redacted.folder = short_source(report.folder);
+  redacted.command = short_source(report.command.substr(0, report.command.find(' ')));
   return redacted;
 }
 

@@ -99,7 +99,7 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
     const ReportGrowth& growth = device.growth[i];
     const std::string arrow = options.unicode ? " ← " : " <- ";
     std::string label = in_words(std::string(name_of(growth.kind))), place;
-    for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
+    for (const std::string& part : {growth.op, growth.module, short_source(growth.source)}) {
       if (!part.empty()) place += (place.empty() ? "" : arrow) + part;
     }
     const std::string both = place.empty() ? label : fmt::format("{}{}{}", label, arrow, place);
