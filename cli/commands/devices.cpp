@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "cli/device/gpus.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
+#include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
@@ -140,12 +140,7 @@ int measure(const DevicesOptions& options) {
     fmt::print("{}", text);
     return 0;
   }
-  std::ofstream stream(options.output);
-  stream << text << std::flush;
-  if (!stream) {
-    throw Error(ErrorKind::environment, fmt::format("cannot write '{}'", options.output),
-                "name a file in a folder that can be written");
-  }
+  write_whole(text, options.output);
   fmt::print("{} written\nnext: oomdiag train --model deepcnn --device {}\n", options.output,
              options.output.find('/') == std::string::npos ? "./" + options.output : options.output);
   return 0;

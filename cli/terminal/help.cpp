@@ -93,9 +93,12 @@ class ExampleFirst : public CLI::Formatter {
 
 }  // namespace
 
-CLI::Validator range(int64_t least, int64_t most) {
+namespace {
+
+template <class Number>
+CLI::Validator between(Number least, Number most) {
   const auto check = [least, most](std::string& text) {
-    int64_t number = 0;
+    Number number = 0;
     const bool is_number = CLI::detail::lexical_cast(text, number);
     return is_number && number >= least && number <= most
                ? std::string()
@@ -104,16 +107,10 @@ CLI::Validator range(int64_t least, int64_t most) {
   return {check, ""};
 }
 
-CLI::Validator number_in(double least, double most) {
-  const auto check = [least, most](std::string& text) {
-    double number = 0;
-    const bool is_number = CLI::detail::lexical_cast(text, number);
-    return is_number && number >= least && number <= most
-               ? std::string()
-               : fmt::format("'{}' is not a number from {} to {}", text, least, most);
-  };
-  return {check, ""};
-}
+}  // namespace
+
+CLI::Validator range(int64_t least, int64_t most) { return between(least, most); }
+CLI::Validator number_in(double least, double most) { return between(least, most); }
 
 CLI::Validator one_of(const std::vector<std::string>& words) {
   const auto check = [words](const std::string& text) {

@@ -454,7 +454,7 @@ function barOf(share, fill) {
   return bar;
 }
 
-const boundColors = { compute: "var(--activation)", "memory bandwidth": "var(--gradient)", bus: "var(--input)", launches: "var(--workspace)", host: "var(--soft)" };
+const boundColors = { compute: "var(--activation)", "memory bandwidth": "var(--gradient)", bus: "var(--input)", launches: "var(--workspace)", host: "var(--soft)", communication: "var(--output)" };
 
 // A metered run: where the modelled time of a step goes, by phase and by module, and what bounds each.
 function showWork() {
