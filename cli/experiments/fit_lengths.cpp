@@ -134,7 +134,7 @@ std::string lengths_text(const Lengths& lengths, const LargestValue& any_order,
                                     ? fmt::format("the first {} of {} samples", lengths.samples, lengths.of_samples)
                                     : fmt::format("{} samples", lengths.samples);
   std::string text = fmt::format("  {} of {} to {}: ", looked_at, lengths.distinct.front(), lengths.distinct.back());
-  text += any_order.value ? fmt::format("{} of the longest together are the worst batch, and fit\n", *any_order.value)
+  text += any_order.value ? fmt::format("the worst batch ({} of the longest samples) fits\n", *any_order.value)
                           : std::string("one of the longest alone does not fit\n");
   if (!budget) return text + "  no budget of tokens is known, as memory is not known as a function of the length\n";
   return text +

@@ -78,7 +78,9 @@ Verdict judge_outcome(const Report& report) {
             fmt::format("fits so far, and grows: out of memory near step {}", *device.out_of_memory_near_step)};
   }
   if (report.outcome == "ok") return {"outcome", true, report.snapshot ? "a snapshot without an OOM" : "the run fits"};
-  return {"outcome", false, fmt::format("the run did not end well: {}", printable(report.outcome, 40))};
+  const std::string how =
+      report.exit_code ? fmt::format("exit code {}", *report.exit_code) : printable(report.outcome, 40);
+  return {"outcome", false, fmt::format("the run failed ({})", how)};
 }
 
 }  // namespace

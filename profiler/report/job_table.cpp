@@ -26,7 +26,7 @@ std::string outcome_of(const ReportRank& rank) {
     return fmt::format("out of memory in {}, step {}", name_of(rank.failure->phase), rank.failure->step);
   }
   return rank.outcome == "ok"       ? "ok"
-         : rank.outcome == "killed" ? "killed, or left without a word"
+         : rank.outcome == "killed" ? "killed, or exited without a report"
                                     : printable(rank.outcome, 40);
 }
 
