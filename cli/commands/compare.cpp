@@ -10,6 +10,7 @@
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
+#include "profiler/error.h"
 #include "profiler/report/printable.h"
 #include "profiler/snapshot/window.h"
 #include "profiler/trace/trace.h"

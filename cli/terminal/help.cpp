@@ -83,6 +83,11 @@ class ExampleFirst : public CLI::Formatter {
     }
     return Formatter::make_group(std::move(title), false, own) + below;
   }
+  /// Without the options that it needs: the description names them.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = Formatter::make_option_opts(option);
+    return text.substr(0, text.find(" Needs:"));
+  }
   std::string make_option_desc(const CLI::Option* option) const override {
     return wrap(option->get_description(), help_width() - kOptionColumn);
   }

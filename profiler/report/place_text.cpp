@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "profiler/replay/history.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
