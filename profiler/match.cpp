@@ -99,7 +99,7 @@ class Halves {
     int64_t left = 0, right = 0;
   };
 
-  static constexpr int64_t kMostRounds = 2000;
+  static constexpr int64_t kMostRounds = 8000;
 
   bool equal(int64_t x, int64_t y) const { return left_[static_cast<size_t>(x)] == right_[static_cast<size_t>(y)]; }
   int64_t& forward(int64_t k) { return forward_[static_cast<size_t>(k + shift_)]; }

@@ -300,17 +300,21 @@ Found find_concatenated_results(const ReasonFacts& facts) {
   const bool are_alike = before.largest->requested_bytes * 2 * before.count > before.bytes;
   const int64_t joined = are_alike && leading_growth(facts) == nullptr ? before.bytes : before.largest->bytes;
   const int64_t bytes = joined + failed->requested_bytes;
-  if (referrer == nullptr || !is_large(facts, bytes)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format(
-          "results are concatenated on the GPU in {}{}: {}{} so far, and both are there while {} joins them",
-          referrer->variable, at(failed->where), with_unit(joined), comma_shape(*before.largest), failed->where.op),
-      .bytes = bytes,
-      .fix = "results_to_host",
-      .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
-                          "each only what is used: topk, a mean",
-                          variable_name(referrer->variable))}};
+  // What no variable of the program leads to is a package's: the same line of it has joined both.
+  const bool is_of_package = before.largest->bytes * 4 >= before.bytes * 3 && !failed->where.inner_source.empty() &&
+                             before.made().inner_source == failed->where.inner_source &&
+                             !fails_in_graph(facts).value_or(true);
+  if ((referrer == nullptr && !is_of_package) || !is_large(facts, bytes)) return {};
+  const std::string keeper = referrer == nullptr ? "" : fmt::format(" in {}", referrer->variable);
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "results are concatenated on the GPU{}{}: {}{} so far, and both are there while {} joins them",
+                    keeper, at(failed->where), with_unit(joined), comma_shape(*before.largest), failed->where.op),
+                .bytes = bytes,
+                .fix = "results_to_host",
+                .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
+                                    "each only what is used: topk, a mean",
+                                    referrer == nullptr ? "y" : variable_name(referrer->variable))}};
 }
 
 Found find_widened_weights(const ReasonFacts& facts) {

@@ -230,6 +230,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
                     .cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt,
                     .batch = findings.batch ? findings.batch->batch : 0};
   findings.reason = find_reason(facts);
+  // A key-value cache ends with what is being written.
+  if (!device.failure && findings.reason && findings.reason->id == "key_value_cache")
+    findings.out_of_memory_near_step.reset();
   findings.fixes = predict_fixes(model);
   if (model.is_fragmented) {
     facts.cause = CauseKind::capacity;

@@ -30,6 +30,8 @@ inline constexpr FrameworkPath kFrameworkPaths[] = {
     {"diffusers/", "diffusers"},
     {"accelerate/", "accelerate"},
     {"torch_geometric/", "torch_geometric"},
+    {"monai/", "monai"},
+    {"timm/", "timm"},
 };
 
 struct FrameworkLine {
@@ -52,10 +54,13 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
     {"transformers", "chunked_cross_entropy",
      "TrainingArguments(…, use_liger_kernel=True)  # pip install liger-kernel"},
     {"transformers", "loss_in_chunks", "TrainingArguments(…, use_liger_kernel=True)  # pip install liger-kernel"},
-    {"transformers", "results_to_host", "TrainingArguments(…, eval_accumulation_steps=1)"},
+    {"transformers", "results_to_host",
+     "TrainingArguments(…, eval_accumulation_steps=1)\n"
+     "Trainer(…, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))"},
     {"transformers", "fsdp", "TrainingArguments(…, fsdp=\"full_shard\")"},
     {"transformers", "sdpa", "AutoModel.from_pretrained(…, attn_implementation=\"sdpa\")"},
     {"transformers", "fused_attention", "AutoModel.from_pretrained(…, attn_implementation=\"sdpa\")"},
+    {"trl", "results_to_host", "SFTConfig(…, eval_accumulation_steps=1)"},
     {"trl", "checkpoint", "SFTConfig(…, gradient_checkpointing=True)"},
     {"trl", "accumulate", "SFTConfig(…, per_device_train_batch_size={batch}, gradient_accumulation_steps=2)"},
     {"trl", "half_batch", "SFTConfig(…, per_device_train_batch_size={batch})"},
@@ -70,6 +75,8 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
     {"accelerate", "accumulate",
      "accelerator = Accelerator(gradient_accumulation_steps=2)  # and DataLoader(…, batch_size={batch})\n"
      "with accelerator.accumulate(model):  # around the body of the loop"},
+    {"accelerate", "backward_of_each_pass",
+     "accelerator.backward(loss)  # in the loop: gradients add up, as of the sum"},
     {"accelerate", "autocast_bf16", "accelerator = Accelerator(mixed_precision=\"bf16\")"},
     {"accelerate", "autocast_fp16", "accelerator = Accelerator(mixed_precision=\"fp16\")"},
     {"lightning", "accumulate", "Trainer(…, accumulate_grad_batches=2)  # and DataLoader(…, batch_size={batch})"},
@@ -77,7 +84,8 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
     {"lightning", "autocast_fp16", "Trainer(…, precision=\"16-mixed\")"},
     {"lightning", "fsdp", "Trainer(…, strategy=\"fsdp\")"},
     {"diffusers", "checkpoint", "unet.enable_gradient_checkpointing()  # or transformer., vae."},
-    {"diffusers", "split_batch", "pipe.enable_vae_slicing()"},
+    {"diffusers", "split_batch",
+     "pipe.vae.enable_slicing()  # one image at a time; pipe.vae.enable_tiling(): tiles of it"},
     {"diffusers", "drop_models", "pipe.enable_model_cpu_offload()"},
     {"ultralytics", "half_batch", "model.train(…, batch={batch})"},
     {"ultralytics", "batch", "model.train(…, batch={batch})"},
@@ -86,6 +94,9 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
      "NeighborLoader(data, num_neighbors=[10, 10], batch_size={batch})  # a part of the graph at a time"},
     {"torch_geometric", "split_batch",
      "NeighborLoader(data, num_neighbors=[-1], batch_size=1024)  # a part of the graph at a time"},
+    {"monai", "smaller_result",
+     "sliding_window_inference(…, sw_device=\"cuda\", device=\"cpu\")  # the result on the host"},
+    {"timm", "checkpoint", "model.set_grad_checkpointing()"},
     {"deepspeed", "accumulate", R"("train_micro_batch_size_per_gpu": {batch}, "gradient_accumulation_steps": 2)"},
     {"deepspeed", "half_batch", R"("train_micro_batch_size_per_gpu": {batch})"},
     {"deepspeed", "batch", R"("train_micro_batch_size_per_gpu": {batch})"},

@@ -265,6 +265,12 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   return Reason{.id = {}, .text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }
 
+// A model in evaluation mode of a program that has trained: what its layers make is kept for nothing, however large each of it is.
+Found find_evaluation_after_training(const ReasonFacts& f) {
+  const bool is_sure = f.device.failure->modules_evaluate && f.device.attribution.backward_bytes > 0;
+  return is_sure ? find_graphs_in_evaluation(f) : Found{};
+}
+
 // Of a program without an optimizer, none of whose passes so far was for a backward pass: nor will this one be.
 Found find_graphs_without_backward(const ReasonFacts& f) {
   constexpr uint32_t kFewestPasses = 2;

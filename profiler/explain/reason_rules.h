@@ -12,6 +12,7 @@ using Found = std::optional<Reason>;
 Found find_tensors_of_pairs(const ReasonFacts& facts);
 
 /// Forward passes of an evaluation that build graphs.
+Found find_evaluation_after_training(const ReasonFacts& facts);
 Found find_graphs_in_evaluation(const ReasonFacts& facts);
 /// The same of a program that has never run backward.
 Found find_graphs_without_backward(const ReasonFacts& facts);

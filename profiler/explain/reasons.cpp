@@ -68,6 +68,7 @@ constexpr ReasonRow kReasons[] = {
     {"vectorized_over_all", find_vectorized},
     {"evaluation_keeps_graphs", find_graphs_without_backward},
     {"checkpoints_without_effect", find_checkpoints_without_effect},
+    {"evaluation_keeps_graphs", find_evaluation_after_training},
     {"copied_gradient", find_copied_gradient},
     {"gradients_of_samples", find_gradients_of_samples},
     {"attention_scores", find_attention_scores},

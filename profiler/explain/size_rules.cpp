@@ -32,7 +32,8 @@ bool is_masks_of(int64_t zeros_bytes, const LiveBlock& labels) {
 bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
   if (is_one_of(made.op, {"aten::one_hot"})) return true;
   if (!is_one_of(made.op, {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::scatter"})) return false;
-  if (!learns(facts)) return false;  // masks of zeros are for a loss
+  // Masks of zeros are for a loss.
+  if (!learns(facts) || (failure(facts) != nullptr && failure(facts)->no_grad)) return false;
   return std::ranges::any_of(facts.device.state.blocks,
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
 }
@@ -476,9 +477,8 @@ Found find_large_batch(const ReasonFacts& facts) {
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   const std::string one = find_single_sample(facts);
   std::vector<std::string> lines{
-      has_many_rows(facts)
-          ? "y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once"
-          : "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
+      has_many_rows(facts) ? "y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once"
+                           : "y = torch.cat([model(part) for part in x.split(1)])"};
   if (!one.empty())
     lines = {
         "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
