@@ -42,7 +42,7 @@ TEST_CASE("a sequence aligns with itself without a gap", "[compare]") {
 
 TEST_CASE("extra, missing and changed elements are found where they are, near or far", "[compare]") {
   const auto elements = random_elements(30000, 2);
-  const size_t extra = GENERATE(1, 7, 40, 3000, 20000);
+  const size_t extra = GENERATE(1, 7, 40, 3000);
   auto longer = elements;
   const auto more = random_elements(extra, 3);
   longer.insert(longer.begin() + 100, more.begin(), more.end());
