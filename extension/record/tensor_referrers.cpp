@@ -24,6 +24,7 @@ using Traverse = int (*)(PythonObject, Visit, void*);
 
 constexpr int kMaxItemsSearched = 10000;  ///< of a container, for how it calls one of them
 constexpr size_t kMaxNameLength = 120;
+constexpr size_t kMaxSteps = 64;  ///< of a way that are named: a linked list may have any number
 constexpr const char* kNoKey = "…";
 
 std::string base_name(const std::string& file) { return file.substr(file.rfind('/') + 1); }
@@ -49,7 +50,7 @@ void TensorReferrers::write() {
 
 bool TensorReferrers::write_reached(uint32_t index, std::chrono::steady_clock::time_point end) {
   for (; index < reached_.size() && written_ < kMaxEvents; ++index) {
-    if (index % 64 == 0 && std::chrono::steady_clock::now() > end) return false;
+    if (std::chrono::steady_clock::now() > end) return false;
     write_tensor(index);
     if (reached_.size() < kMaxObjects) follow(index);
   }
@@ -151,6 +152,7 @@ void TensorReferrers::reach(PythonObject object, uint32_t parent, uint32_t root)
 
 int TensorReferrers::visit(PythonObject object, void* search) {
   auto& mine = *static_cast<TensorReferrers*>(search);
+  if (++mine.items_ > kMaxItems || mine.reached_.size() >= kMaxObjects) return 1;  // ends the traversal
   mine.reach(object, mine.followed_, mine.reached_[mine.followed_].root);
   return 0;
 }
@@ -163,6 +165,7 @@ void TensorReferrers::follow(uint32_t index) {
   if (is_new) known->second = api_.type_slot(type.get(), kTraverse);
   if (api_.error() != nullptr) api_.clear_error();
   followed_ = index;
+  items_ = 0;
   if (known->second != nullptr) reinterpret_cast<Traverse>(known->second)(object, visit, this);
 }
 
@@ -226,12 +229,20 @@ uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
   return static_cast<uint32_t>(root == nullptr ? 0 : std::max<size_t>(1, found));
 }
 
+// From the tensor towards the variable, which a long way does not come to.
+std::vector<uint32_t> TensorReferrers::way_to(uint32_t index) const {
+  std::vector<uint32_t> way;
+  for (uint32_t at = index; at != kNone && way.size() <= kMaxSteps; at = reached_[at].parent) way.push_back(at);
+  return way;
+}
+
 // From the variable to the tensor; what is only an item of a container is called by that.
 std::string TensorReferrers::name_of(uint32_t index) const {
-  std::vector<uint32_t> way;
-  for (uint32_t at = index; at != kNone; at = reached_[at].parent) way.push_back(at);
+  const std::vector<uint32_t> way = way_to(index);
+  const bool is_whole = reached_[way.back()].parent == kNone;
   const Variable& variable = variables_[reached_[index].root];
-  std::string path = variable.name, place = variable.place, named = path;
+  std::string path = is_whole ? variable.name : variable.name + kNoKey;
+  std::string place = variable.place, named = path;
   uint32_t holder = way.back();
   for (size_t i = way.size() - 1; i-- > 0;) {
     const PythonObject parent = reached_[way[i + 1]].object;

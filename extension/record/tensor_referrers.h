@@ -24,10 +24,11 @@ namespace oomdiag {
 /// hold is all still there then.
 ///
 /// It follows references from the variables on, breadth first, by the function that each type has for Python's garbage
-/// collector: no Python code runs. Bounded by kMaxObjects and kMaxMilliseconds; a tensor that is not reached has no referrer.
+/// collector: no Python code runs. Bounded by the constants below; a tensor that is not reached has no referrer.
 class TensorReferrers {
  public:
   static constexpr size_t kMaxObjects = size_t{1} << 19;
+  static constexpr size_t kMaxItems = size_t{1} << 18;  ///< of one object
   static constexpr int kMaxMilliseconds = 500;
   static constexpr size_t kMaxEvents = size_t{1} << 14;
   static constexpr size_t kMaxNodes = size_t{1} << 19;  ///< of autograd
@@ -66,6 +67,7 @@ class TensorReferrers {
   void follow(uint32_t index);
   static int visit(PythonObject object, void* search);
 
+  std::vector<uint32_t> way_to(uint32_t index) const;
   std::string name_of(uint32_t index) const;
   std::string name_of_step(uint32_t index) const;
   std::string key_of(PythonObject container, PythonObject item) const;
@@ -86,6 +88,7 @@ class TensorReferrers {
   std::unordered_set<const torch::autograd::Node*> nodes_;  ///< that a tensor before keeps
   std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
+  size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
 };
 

@@ -56,6 +56,13 @@ KEEPERS = {
                 evaluate()
             except ValueError as error:
                 errors.append(error)""",
+    ("attribute '…nt" + ".parent" * 16 + ".value' in program.py",): """
+        class State:
+            def __init__(self, parent, value): self.parent, self.value = parent, value
+        last = None
+        for i in range(8):
+            for _ in range(20_000): last = State(last, None)
+            last = State(last, step(model, optimizer)[0].detach())""",
     ("variable 'total' in program.py",): """
         total = 0
         for _ in range(8):
