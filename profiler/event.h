@@ -111,6 +111,7 @@ enum EventFlag : uint16_t {
   kCopiesDeeply = 2048,   ///< stack of an OOM: copy.deepcopy() runs, called by the innermost line
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
+  kGraphUnchanged = 1,    ///< graph_begin at an OOM: what the walk before it found still holds, and nothing follows
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 

@@ -155,8 +155,8 @@ EventBuilder& EventBuilder::op_failed() {
   return *this;
 }
 
-EventBuilder& EventBuilder::walk() {
-  add({.kind = EventKind::graph_begin});
+EventBuilder& EventBuilder::walk(uint16_t flags) {
+  add({.kind = EventKind::graph_begin}).flags = flags;
   return *this;
 }
 

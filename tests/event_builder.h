@@ -52,7 +52,7 @@ class EventBuilder {
   EventBuilder& op_failed();
 
   // What the graph walk and the modules write.
-  EventBuilder& walk();
+  EventBuilder& walk(uint16_t flags = 0);
   EventBuilder& saved(const std::string& block, std::string_view node, uint64_t sequence, std::string_view shape = "");
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");
   EventBuilder& requested_gradient(int64_t bytes, std::string_view shape, uint64_t sequence);

@@ -111,7 +111,9 @@ void write_device_memory(const ThreadState& state, uint8_t device) {
 // The replay has a layout of its own: without the allocator's it is as good as the events that the trace still has.
 void write_layout(const ThreadState& state, uint8_t device) {
   if (keeps_history(*allocator::get())) return;
-  const auto snapshot = take_snapshot(*allocator::get());  // without traces: 0.2 ms
+  const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  if (stats.active[0].current > static_cast<int64_t>(kMaxDescribedBlocks)) return;  // 0.2 µs for each
+  const auto snapshot = take_snapshot(*allocator::get());                           // without traces
   size_t blocks = 0;
   for (const auto& segment : snapshot.segments) blocks += segment.blocks.size();
   if (blocks > kMaxDescribedBlocks) return;

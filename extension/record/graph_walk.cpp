@@ -1,5 +1,6 @@
 #include "extension/record/graph_walk.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
@@ -10,6 +11,8 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <typeinfo>
@@ -45,21 +48,36 @@ namespace {
 namespace autograd = torch::autograd;
 namespace compiled = torch::dynamo::autograd;
 
+/// How many there were in this process.
+std::atomic<uint64_t> walks_begun = 0;
+
+int64_t thread_cpu_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
 /// Walks a graph once and writes what its nodes hold.
 class Walk {
  public:
   explicit Walk(ThreadState& state) : state_(state) {}
 
   void begin(uint64_t task) {
+    walks_begun.fetch_add(1, std::memory_order_relaxed);
     Event event = state_.event(EventKind::graph_begin);
     event.detail = task;
     session().writer().write(event);
   }
 
+  /// It ends when it has taken so much of this thread's CPU time.
+  void limit(int64_t cpu_ns) { ends_at_ = thread_cpu_ns() + cpu_ns; }
+  bool is_cut() const { return is_cut_; }
+  size_t nodes() const { return seen_.size(); }
+
   void from(NodePtr root) {
     std::vector<NodePtr> waiting;
     waiting.push_back(std::move(root));
-    while (!waiting.empty()) {
+    while (!waiting.empty() && !is_over()) {
       const NodePtr node = std::move(waiting.back());
       waiting.pop_back();
       if (!node || !seen_.insert(node.get()).second) continue;
@@ -71,6 +89,11 @@ class Walk {
   }
 
  private:
+  bool is_over() {
+    if (ends_at_ != 0 && ++looks_ % 64 == 0) is_cut_ = is_cut_ || thread_cpu_ns() > ends_at_;
+    return is_cut_;
+  }
+
   void visit(const NodePtr& node) {
     if (auto* leaf = dynamic_cast<autograd::AccumulateGrad*>(node.get())) {
       write_tensor(EventKind::parameter, *node, leaf->variable);
@@ -139,6 +162,21 @@ class Walk {
        c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
   GilScope gil_;
   std::unordered_set<const void*> seen_;
+  int64_t ends_at_ = 0;  ///< 0: where the graph does
+  uint32_t looks_ = 0;
+  bool is_cut_ = false;
+};
+
+/// The CPU time of all walks at OOMs, of which each takes at most half of what is left: a program may live on OOMs, and its
+/// graph have any number of nodes (3 µs each).
+class TimeOfOomWalks {
+ public:
+  static int64_t share() { return std::max(kLeastNs, left_.load(std::memory_order_relaxed) / 2); }
+  static void take(int64_t cpu_ns) { left_.fetch_sub(cpu_ns, std::memory_order_relaxed); }
+
+ private:
+  static constexpr int64_t kAllNs = 1'200'000'000, kLeastNs = 15'000'000;
+  static inline std::atomic<int64_t> left_ = kAllNs;
 };
 
 // A pointer that the engine keeps alive, as an owning one.
@@ -217,10 +255,48 @@ void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
   if (state.tasks.begin_node(level, task, lives_on(node))) claim_task(task);
 }
 
+namespace {
+
+GraphMark mark_of_graph(size_t newest) {
+  return {.walk = walks_begun.load(std::memory_order_relaxed),
+          .next_node = at::sequence_number::peek(),
+          .task = session().last_task.load(std::memory_order_relaxed),
+          .newest = newest};
+}
+
+constexpr size_t kLargeGraph = 4096;  ///< nodes
+
+// The program caught an OOM of a large graph and tries again: the walk before tells what this one would.
+bool is_described(const ThreadState& state, size_t newest) {
+  const DescribedGraph& known = state.described_graph;
+  return known.mark.walk != 0 && !state.place.in_node() && known.mark == mark_of_graph(newest) &&
+         !session().fades(known.written_at);
+}
+
+void write_known_graph(const ThreadState& state) {
+  Event event = state.event(EventKind::graph_begin);
+  event.detail = ~uint64_t{0};
+  event.flags = kGraphUnchanged;
+  session().writer().write(event);
+}
+
+void note_cut() {
+  static std::atomic<bool> is_noted = false;
+  if (is_noted.exchange(true)) return;
+  write_note("not read in full",
+             "the autograd graph at an OOM, which is too large: some of what it keeps is among the outputs");
+}
+
+}  // namespace
+
 void describe_graph_at_oom(ThreadState& state) {
   if (state.place.in_node()) write_requested_gradient(state);
   if (state.place.in_node() && uses_several_devices()) return;  // walked when the task began
+  const std::vector<NodePtr> newest = state.newest_nodes.living();
+  if (is_described(state, newest.size())) return write_known_graph(state);
+  const int64_t begins = thread_cpu_ns();
   Walk walk(state);
+  walk.limit(TimeOfOomWalks::share());
   walk.begin(~uint64_t{0});
   if (state.place.in_node()) {
     for (const RunningTask& task : state.tasks.running(state.place.running_nodes())) {
@@ -229,7 +305,11 @@ void describe_graph_at_oom(ThreadState& state) {
     for (autograd::Node* node : nodes_of_running_task())
       walk.from(owned(node));  // where the root is not its first node
   }
-  for (const NodePtr& node : state.newest_nodes.living()) walk.from(node);
+  for (const NodePtr& node : newest) walk.from(node);
+  TimeOfOomWalks::take(thread_cpu_ns() - begins);
+  if (walk.is_cut()) note_cut();
+  state.described_graph.mark = walk.nodes() > kLargeGraph ? mark_of_graph(newest.size()) : GraphMark{};
+  state.described_graph.written_at = session().writer().times_overwritten();
 }
 
 void walk_graph_of(ThreadState& state, const at::Tensor& output) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>  // Node: the destructor of a vector of them
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -49,6 +50,23 @@ class NewestNodes {
 
   std::vector<WeakNode> ring_;
   size_t next_ = 0;
+};
+
+/// What is equal while the graph of a thread stays as it is: it makes no node, no backward pass begins, and none of the newest
+/// nodes dies.
+struct GraphMark {
+  uint64_t walk = 0;       ///< the newest in the process; 0 = none
+  uint64_t next_node = 0;  ///< sequence number
+  int task = -1;           ///< the newest graph task
+  size_t newest = 0;       ///< of the newest nodes, how many are alive
+
+  bool operator==(const GraphMark&) const = default;
+};
+
+/// The graph that was described at the last OOM of a thread; the mark is empty where it is small.
+struct DescribedGraph {
+  GraphMark mark;
+  double written_at = 0;  ///< the trace's times_overwritten()
 };
 
 }  // namespace oomdiag

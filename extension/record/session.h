@@ -52,9 +52,7 @@ class Session {
     return false;
   }
   /// Whether half of the trace was overwritten since `written_at`: what was written then may be gone soon.
-  bool fades(const std::atomic<double>& written_at) const noexcept {
-    return writer_->times_overwritten() > written_at.load(std::memory_order_relaxed) + 0.5;
-  }
+  bool fades(double written_at) const noexcept { return writer_->times_overwritten() > written_at + 0.5; }
   std::atomic<int64_t> highest_walked = 0;       ///< live_bytes at the largest graph walked so far
   std::atomic<int64_t> highest_when_judged = 0;  ///< highest_walked at the end of the step before
   std::atomic<uint32_t> backward_of_step = 0;    ///< in steady training: the newest step that reached its backward pass

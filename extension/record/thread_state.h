@@ -48,6 +48,7 @@ struct ThreadState {
   KnownPlaces known_places;
   KnownCalls calls;
   NewestNodes newest_nodes;
+  DescribedGraph described_graph;
   StepOfThread training;
   StepDivergence divergence;
 

@@ -134,7 +134,7 @@ class AllocationPass {
         break;
       case EventKind::graph_begin:
         device.stats().note_traversal();
-        begin_traversal(index);
+        begin_traversal(event, index);
         break;
       case EventKind::packed_tensor:
         device.stats().note_packed(event);
@@ -171,9 +171,10 @@ class AllocationPass {
     plan_next_stop();
   }
 
-  void begin_traversal(uint64_t index) {
+  void begin_traversal(const Event& event, uint64_t index) {
     const auto begins_own = [&](const auto& device) { return device->begins_own_traversal(index); };
-    pass_.graphs.begin_traversal(index, std::any_of(devices_.begin(), devices_.end(), begins_own));
+    const bool is_unchanged = (event.flags & kGraphUnchanged) != 0;
+    if (!is_unchanged) pass_.graphs.begin_traversal(index, std::any_of(devices_.begin(), devices_.end(), begins_own));
     for (const auto& device : devices_) device->note_traversal(index);
   }
 

@@ -69,6 +69,16 @@ TEST_CASE("each of the allocations that one line makes in a loop is kept by its 
   CHECK(nodes_by_cell(trace, 3) == std::map<int, Nodes>{{0, {node_of(0)}}, {1, {node_of(1)}}, {2, {node_of(2)}}});
 }
 
+TEST_CASE("where the graph is as it was at the OOM before, what was found then counts", "[replay]") {
+  EventBuilder trace;
+  const Recurrent network{.cells = 1};
+  network.forward(trace, 0);
+  trace.oom(64_GiB).walk().saved(state(0), node_of(0), 0).op_failed();
+  trace.op({.op = "aten::empty"}).oom(64_GiB).walk(kGraphUnchanged).op_failed();
+
+  CHECK(nodes_by_cell(trace, 1) == std::map<int, Nodes>{{0, {node_of(0)}}});
+}
+
 TEST_CASE("a longer loop than the one whose graph was traversed is kept by nodes like the last one", "[replay]") {
   EventBuilder trace;
   Recurrent{.cells = 2}.step(trace, 0);
