@@ -31,6 +31,7 @@ bool load_objects(PythonApi& api) {
          find(api.tuple, "PyTuple_New") && find(api.tuple_size, "PyTuple_Size") &&
          find(api.tuple_get, "PyTuple_GetItem") && find(api.list_size, "PyList_Size") &&
          find(api.list_get, "PyList_GetItem") && find(api.utf8, "PyUnicode_AsUTF8") &&
+         find(api.encoded, "PyUnicode_AsEncodedString") && find(api.bytes, "PyBytes_AsString") &&
          find(api.item, "PyObject_GetItem") && find(api.intern, "PyUnicode_InternFromString") &&
          find(api.to_pointer, "PyLong_AsVoidPtr") && find(api.to_long, "PyLong_AsLong") &&
          find(api.from_pointer, "PyLong_FromVoidPtr") && find(api.dict_get, "PyDict_GetItemString") &&
@@ -55,10 +56,20 @@ bool PythonApi::load() {
          load_objects(*this) && is_initialized() != 0;
 }
 
+std::string PythonApi::text_of(PythonObject str) const {
+  if (const char* characters = utf8(str); characters != nullptr) return characters;
+  clear_error();
+  PythonObject escaped = encoded(str, "utf-8", "backslashreplace");
+  const char* characters = escaped == nullptr ? nullptr : bytes(escaped);
+  std::string result = characters == nullptr ? "" : characters;
+  if (escaped != nullptr) decref(escaped);
+  if (error() != nullptr) clear_error();
+  return result;
+}
+
 std::string PythonApi::text(PythonObject object, const char* name) const {
   PythonObject value = attribute(object, name);
-  const char* characters = value == nullptr ? nullptr : utf8(value);
-  std::string result = characters == nullptr ? "" : characters;
+  std::string result = value == nullptr ? "" : text_of(value);
   if (value != nullptr) decref(value);
   if (error() != nullptr) clear_error();
   return result;
@@ -160,9 +171,7 @@ std::string PythonReader::type_name(PythonObject object) const {
 }
 
 std::string PythonReader::text(PythonObject object) const {
-  const char* characters = is_a(object, api_.text_type) ? api_.utf8(object) : nullptr;
-  if (characters == nullptr && api_.error() != nullptr) api_.clear_error();  // single surrogates
-  return characters == nullptr ? "" : characters;
+  return is_a(object, api_.text_type) ? api_.text_of(object) : "";
 }
 
 std::optional<long> PythonReader::integer(PythonObject object) const {

@@ -58,6 +58,8 @@ struct PythonApi {
   intptr_t (*list_size)(PythonObject) = nullptr;
   PythonObject (*list_get)(PythonObject, intptr_t) = nullptr;  ///< borrowed
   const char* (*utf8)(PythonObject) = nullptr;
+  PythonObject (*encoded)(PythonObject, const char*, const char*) = nullptr;  ///< PyUnicode_AsEncodedString
+  char* (*bytes)(PythonObject) = nullptr;                                     ///< PyBytes_AsString
   PythonObject (*item)(PythonObject, PythonObject) = nullptr;
   PythonObject (*intern)(const char*) = nullptr;
   void* (*to_pointer)(PythonObject) = nullptr;
@@ -84,6 +86,8 @@ struct PythonApi {
   bool has_subinterpreters() const {
     return first_interpreter != nullptr && main_interpreter != nullptr && first_interpreter() != main_interpreter();
   }
+  /// Of a str, in UTF-8; what has no place there, as a byte of a file name, is escaped as Python prints it: "\\udcfc".
+  std::string text_of(PythonObject str) const;
   /// A text attribute of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
   /// What distinguishes two places of a function: the instruction that runs, before Python 3.11 its line.
