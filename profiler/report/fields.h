@@ -560,6 +560,7 @@ void visit_fields(Visitor& visit, Value& value) {
         value.recovered_by_library);
   visit({"caught", "failed requests that the program caught; the first 50"}, value.caught);
   visit({"caught_count", "how many there were"}, value.caught_count);
+  visit({"caught_at_least", "there may have been more, in events that were overwritten"}, value.caught_at_least);
   visit({"marks", "places in the run that the program itself named"}, value.marks);
 }
 

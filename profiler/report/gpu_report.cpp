@@ -274,6 +274,7 @@ ReportLifetime report_lifetime(const Lifetime& life) {
 
 void report_ooms(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   using Kind = std::tuple<std::string_view, std::string_view, int64_t, int64_t>;  // op, node, asked, granted
+  report.caught_at_least = trace.overwritten_events > 0;
   std::map<Kind, int64_t> recovered;
   for (const OutOfMemory& oom : device.ooms) {
     switch (oom.outcome) {

@@ -29,7 +29,8 @@ std::string find_outcome(const Trace& trace, const History& history, const Repor
   const auto failed = [](const DeviceHistory& device) { return device.failure.has_value(); };
   if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
   if (inputs.signal) return "killed";
-  const bool went_on = inputs.exit_code.value_or(0) == 0 && trace.process.end_state != EndState::running;
+  const bool ended_well = trace.process.end_state != EndState::running;  // not so by os._exit(0), or os.exec…
+  const bool went_on = inputs.exit_code ? *inputs.exit_code == 0 : ended_well;
   if (went_on && std::any_of(history.devices.begin(), history.devices.end(), has_caught)) return "caught";
   if (inputs.exit_code) return *inputs.exit_code == 0 ? "ok" : *inputs.exit_code > 128 ? "killed" : "failed";
   return trace.process.end_state == EndState::running && !inputs.still_runs ? "killed" : "ok";

@@ -235,6 +235,7 @@ struct ReportOfDevice {
   std::vector<ReportRecovered> recovered_by_library{};
   std::vector<ReportFailure> caught{};  ///< the first 50
   int64_t caught_count = 0;
+  bool caught_at_least = false;  ///< there may have been more, in events that were overwritten
   std::vector<Mark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;

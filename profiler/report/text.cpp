@@ -40,9 +40,9 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
                        name_of(device->failure->phase), device->failure->step);
   }
   if (report.outcome == "caught") {
-    return fmt::format("oomdiag: ran out of memory {} on cuda:{}, caught by the program",
-                       device->caught_count == 1 ? "once" : fmt::format("{} times", device->caught_count),
-                       device->device.index);
+    return fmt::format(
+        "oomdiag: ran out of memory {}{} on cuda:{}, caught by the program", device->caught_at_least ? "at least " : "",
+        device->caught_count == 1 ? "once" : fmt::format("{} times", device->caught_count), device->device.index);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)

@@ -87,6 +87,9 @@ TEST_CASE("the outcome follows from the exit status, and from the trace where th
   CHECK(make_report(oom_in_forward(), {}).outcome == "out_of_memory");
   CHECK(make_report(oom_in_forward(), {.signal = 6}).outcome == "out_of_memory");
   CHECK(make_report(oom_in_forward(), {.exit_code = 0}).outcome == "caught");
+  Trace left_at_once = oom_in_forward();
+  left_at_once.process.end_state = EndState::running;  // by os._exit(0), or os.exec…
+  CHECK(make_report(left_at_once, {.exit_code = 0}).outcome == "caught");
 }
 
 TEST_CASE("OOMs that did not end the program are listed", "[report]") {

@@ -121,6 +121,8 @@ TEST_CASE("a run whose OOMs were caught did not fit: neither headline nor batch 
   report.outcome = "caught";
   report.devices.front().caught_count = 3;
   CHECK(to_text(report).starts_with("oomdiag: ran out of memory 3 times on cuda:0, caught by the program"));
+  report.devices.front().caught_at_least = true;
+  CHECK(to_text(report).starts_with("oomdiag: ran out of memory at least 3 times on cuda:0, caught by the program"));
 }
 
 TEST_CASE("a run that went on in host memory does not fit the GPU, and the report says how much", "[report]") {
