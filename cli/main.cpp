@@ -11,6 +11,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/process/launcher.h"
+#include "cli/process/own_process.h"
 #include "cli/process/workers.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/nearest.h"
@@ -150,6 +151,9 @@ int parse_and_run(int argc, char** argv) {
     return chosen();
   } catch (const Interrupted& interrupted) {  // a command that had measured something has said it
     return 128 + interrupted.signal;
+  } catch (const KilledBySignal& killed) {
+    end_by(killed.signal);
+    return 128 + killed.signal;
   }
 }
 
@@ -167,6 +171,7 @@ int print_and_end(const Error& error) {
 }  // namespace oomdiag
 
 int main(int argc, char** argv) try {
+  oomdiag::open_missing_streams();
   const int code = oomdiag::parse_and_run(argc, argv);
   oomdiag::finish_output();
   return code;

@@ -14,6 +14,8 @@
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
+#include "cli/process/launcher.h"
+#include "cli/process/own_process.h"
 #include "cli/process/workers.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
@@ -92,8 +94,8 @@ void show(const Diagnosis& diagnosis, const RunOptions& options) {
     remove_empty_run(diagnosis.folder);
     return;
   }
+  guard([&] { write_files(*diagnosis.report, diagnosis.folder, options); });
   print_text(*diagnosis.report, stderr);
-  write_files(*diagnosis.report, diagnosis.folder, options);
 }
 
 void complete_worst(RanksDiagnosis& ranks, const Job& job, DiagnosisRequest request, const Install& install) {
@@ -116,9 +118,11 @@ int run_job(const RunOptions& options, const Job& job, const DiagnosisRequest& r
     if (options.completes && ranks.report) complete_worst(ranks, job, request, install);
   });
   guard([&] {
+    if (ranks.report) write_files(*ranks.report, ranks.folder, options);
+  });
+  guard([&] {
     if (ranks.report) print_text(*ranks.report, stderr);
     complain(kinds_text(ranks));
-    if (ranks.report) write_files(*ranks.report, ranks.folder, options);
   });
   return exit_code_of(ranks.exit_code(), ranks.report, options);
 }
@@ -127,6 +131,7 @@ int run(const RunOptions& options) {
   if (options.program.empty()) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
+  ignore_broken_pipes();  // the program's end and the files do not hang on who reads the report
   Install install = find_install();
   const Job job = choose_job(options.ranks, options.device.count);
   const DeviceChoice device = choose_device(device_of(job, options.device), install);
@@ -151,7 +156,9 @@ int run(const RunOptions& options) {
     if (options.completes) complete(diagnosis, request, install);
   });
   guard([&] { show(diagnosis, options); });
-  return exit_code_of(diagnosis.ending.code(), diagnosis.report, options);
+  const int code = exit_code_of(diagnosis.ending.code(), diagnosis.report, options);
+  if (diagnosis.ending.signal != 0 && code == diagnosis.ending.code()) throw KilledBySignal{diagnosis.ending.signal};
+  return code;
 }
 
 }  // namespace

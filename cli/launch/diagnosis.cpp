@@ -44,7 +44,8 @@ constexpr const char* kNoMemory = "no report: the host has not enough memory to 
 
 std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
   if (!left.why_not_recorded.empty()) return fmt::format("no report: {}", left.why_not_recorded);
-  if (!left.is_writable) return "no report: the folder of the run was removed, or could no longer be written";
+  if (!left.why_not_writable.empty())
+    return fmt::format("no report: the folder of the run cannot be written: {}", left.why_not_writable);
   if (left.was_loaded && request.attach_at_step > 1) {
     return fmt::format(
         "no report: recording was to begin with step {}, and the program ended before it, or its optimizers "

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cli/process/forked_program.h"
+#include "cli/process/own_process.h"
 #include "cli/process/process_tree.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
@@ -232,6 +233,7 @@ void exec_program(const std::vector<std::string>& arguments) {
   std::vector<char*> pointers;
   for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
+  restore_broken_pipes();
   execvp(pointers.front(), pointers.data());
 }
 

@@ -37,6 +37,11 @@ class NotStarted : public Error {
   int exit_code_;
 };
 
+/// Thrown where we are to end as the program did: by this signal.
+struct KilledBySignal {
+  int signal = 0;
+};
+
 /// How a child ended.
 struct Ending {
   int exit_code = 0;

@@ -1,5 +1,6 @@
 #include "cli/reports/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -110,11 +111,28 @@ std::vector<fs::path> find_traces(const fs::path& folder) {
   return traces;
 }
 
+namespace {
+
+/// Why no file can be written into the folder, or empty.
+std::string find_obstacle(const fs::path& folder) {
+  const fs::path probe = folder / "probe";
+  const int file = open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return std::strerror(errno);
+  const std::string page(4096, ' ');
+  const bool is_written = write(file, page.data(), page.size()) == static_cast<ssize_t>(page.size());
+  const int error = errno;
+  close(file);
+  unlink(probe.c_str());
+  return is_written ? "" : std::strerror(error);
+}
+
+}  // namespace
+
 Leftovers look_into(const fs::path& folder) {
   std::error_code ignored;
   const bool has_trace = !find_traces(folder).empty();
   Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
-  left.is_writable = access(folder.c_str(), W_OK | X_OK) == 0;
+  if (!has_trace) left.why_not_writable = find_obstacle(folder);
   std::ifstream loaded(folder / "loaded");
   std::getline(loaded, left.why_not_recorded);
   return left;

@@ -53,7 +53,7 @@ inline constexpr std::string_view kSharedFolder = "ranks";
 struct Leftovers {
   bool was_loaded = false;         ///< the shim was loaded into a process
   bool has_trace = false;          ///< CUDA was used there, and the recorder wrote
-  bool is_writable = true;         ///< the folder is still there, and processes could write
+  std::string why_not_writable{};  ///< why the folder takes no file, as on a full disk, or empty
   std::string why_not_recorded{};  ///< why a process was not recorded, or empty
 };
 

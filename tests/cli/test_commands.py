@@ -70,9 +70,42 @@ class Run(CommandLine):
         self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "exit 7").returncode, 7)
         self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "exit 255").returncode, 255)
 
-    def test_after_a_signal_it_is_128_and_the_signal(self):
-        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "kill -TERM $$").returncode, 128 + signal.SIGTERM)
-        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "kill -KILL $$").returncode, 128 + signal.SIGKILL)
+    def test_it_ends_by_the_signal_that_ended_the_program_and_leaves_no_core(self):
+        for name in ("TERM", "KILL", "INT", "SEGV"):
+            result = self.oomdiag(*REAL, "sh", "-c", f"ulimit -c 0; kill -{name} $$")
+            self.assertEqual(result.returncode, -signal.Signals[f"SIG{name}"], result.stderr)
+        shell = subprocess.run(["sh", "-c", '"$@"; echo $?', "sh", OOMDIAG, *REAL, "sh", "-c", "kill -TERM $$"], cwd=self.folder,
+                               capture_output=True, text=True)
+        self.assertEqual(shell.stdout, "143\n")
+        self.assertEqual(list(self.folder.glob("core*")), [])
+
+    def test_a_shell_loop_ends_with_the_program_that_ctrl_c_ends(self):
+        loop = 'for i in 1 2; do "$@"; done; echo went on'
+        shell = subprocess.run(["bash", "-c", loop, "bash", OOMDIAG, *REAL, "sh", "-c", "echo begun; kill -INT $$"], cwd=self.folder,
+                               capture_output=True, text=True)
+        self.assertEqual(shell.stdout, "begun\nbegun\nwent on\n")  # nobody sent it to the shell
+        shell = subprocess.run(["bash", "-c", loop, "bash", OOMDIAG, *REAL, "sh", "-c", "echo begun; kill -INT 0; sleep 5"],
+                               cwd=self.folder, capture_output=True, text=True, start_new_session=True)
+        self.assertEqual(shell.stdout, "begun\n")
+
+    def test_nobody_need_read_what_it_says(self):
+        for program, code in (("exit 0", 0), ("exit 7", 7), ("trap - PIPE; kill -PIPE $$", -signal.SIGPIPE)):
+            reader, writer = os.pipe()
+            os.close(reader)
+            result = self.oomdiag("run", "--", "sh", "-c", program, capture_output=False, stderr=writer)
+            os.close(writer)
+            self.assertEqual(result.returncode, code)
+
+    def test_streams_that_are_closed_are_closed_for_the_program(self):
+        look = ["sh", "-c", "ls /proc/self/fd > here; exit 5"]  # ls has its own folder open, as the lowest number that is free
+        for closed in ("<&-", "<&- >&-", "<&- >&- 2>&-"):
+            for before in ([], [OOMDIAG, *REAL]):
+                run = subprocess.run(["bash", "-c", f'exec "$@" {closed}', "bash", *before, *look], cwd=self.folder, capture_output=True)
+                self.assertEqual(run.returncode, 5, closed)
+                seen = (self.folder / "here").read_text()
+                if not before:
+                    expected = seen
+            self.assertEqual(seen, expected, closed)
 
     def test_streams_are_the_programs(self):
         result = self.oomdiag(*REAL, "cat", "-", input="line\n")

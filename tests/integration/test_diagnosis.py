@@ -622,7 +622,7 @@ class DoNoHarm(DiagnosisTest):
 
     def test_exit_code_and_output_are_the_programs(self):
         for code, expected in (("print('a'); raise SystemExit(7)", 7), ("import os; print('a', flush=True); os._exit(5)", 5),
-                               ("import os, signal; print('a', flush=True); os.kill(os.getpid(), signal.SIGTERM)", 143)):
+                               ("import os, signal; print('a', flush=True); os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)):
             with self.subTest(code=code):
                 done, _ = self.run_code("import torch; x = torch.ones(1, device='cuda')\n" + code)
                 self.assertEqual((done.returncode, done.stdout), (expected, "a\n"))
@@ -633,12 +633,51 @@ class DoNoHarm(DiagnosisTest):
             keep = [torch.empty(1 << 20, device='cuda') for _ in range(10)]
             os.kill(os.getpid(), signal.SIGKILL)
         """)
-        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertEqual(done.returncode, -signal.SIGKILL)
         self.assertEqual(report["outcome"], "killed")
         trace = next(self.folder.rglob("oomdiag-[0-9]*/trace"))
         explained = load_report(oomdiag("explain", trace, "--json").stdout)
         self.assertEqual(explained["outcome"], "killed")
         self.assertEqual(explained["card"]["allocated_bytes"], 40 << 20)
+
+    def test_a_program_that_ends_at_once_after_the_ooms_that_it_caught_has_caught_them(self):
+        for end in ("os._exit(0)", "os.execvp('true', ['true'])"):
+            done, report = self.run_code(f"""
+                import os, torch
+                for _ in range(3):
+                    try: torch.empty(1 << 40, device="cuda")
+                    except torch.OutOfMemoryError: pass
+                {end}""")
+            self.assertEqual((done.returncode, report["outcome"], report["caught_count"]), (0, "caught", 3), end)
+
+    def test_a_file_name_that_is_no_utf8_is_escaped(self):
+        program = os.fsencode(self.folder) + b"/pr\xfcg.py"
+        with open(program, "w") as file: file.write("import torch\ntorch.empty(1 << 40, device='cuda')\n")
+        _, report = self.run_program(os.fsdecode(program))
+        self.assertEqual(os.path.basename(report["failure"]["source"]), r"pr\udcfcg.py:2")
+
+    def test_a_retry_over_a_large_graph_costs_no_second_walk_and_the_report_nothing(self):
+        code = """
+            import time, torch
+            h, w = (torch.ones(1 << 20, device="cuda", requires_grad=True) for _ in range(2))
+            x = torch.ones(8, device="cuda", requires_grad=True)
+            for i in range(6000): x = x * 2
+            kept = (h * w).sin()  # keeps the product
+            took = []
+            for i in range(ATTEMPTS):
+                begin = time.thread_time()
+                try: torch.empty(1 << 40, device="cuda")
+                except torch.OutOfMemoryError: took.append(time.thread_time() - begin)
+            print(len(took), *took)
+            torch.empty(1 << 40, device="cuda")"""
+        reports = {}
+        for attempts in (0, 8):
+            done, reports[attempts] = self.run_code(code.replace("ATTEMPTS", str(attempts)))
+        took = sorted(map(float, done.stdout.split()[1:]))
+        self.assertLess(took[4], took[-1] / 2, done.stdout)
+        for about in ("categories", "saved_tensors"):
+            self.assertEqual(reports[8][about], reports[0][about])
+        self.assertEqual(reports[8]["categories"]["activation"], 4 << 20)
 
     def test_an_unwritable_folder_costs_the_report_only(self):
         done, _ = self.run_program("-c", "import torch; print(torch.ones(1, device='cuda').numel())",
@@ -680,6 +719,22 @@ class DoNoHarm(DiagnosisTest):
         self.assertEqual((done.returncode, done.stdout), (0, "1536\n"), done.stderr)
         self.assertIn("no space left", done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_where_the_disk_is_full_the_last_line_says_so(self):
+        small = self.folder / "small"
+        small.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+            self.skipTest("no right to mount a small file system")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        done = oomdiag("run", "--device", "rtx3060", "--", sys.executable, "-c", textwrap.dedent(f"""
+            import torch
+            with open({str(small / "full")!r}, "wb", 0) as file:
+                try:
+                    while file.write(bytes(4096)): pass
+                except OSError: pass
+            torch.ones(1, device="cuda")"""), folder=small)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "no report: .*[Nn]o space left")
 
     def test_training_that_could_not_be_recorded_to_its_end_is_a_failure(self):
         small = self.folder / "small"

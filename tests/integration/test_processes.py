@@ -52,8 +52,7 @@ class ProcessTest(base.DiagnosisTest):
         """Exit code and output, and with it the peak that the program prints, are the same with and without recording."""
         without = self.run_without(*program, **more)
         done, report = self.record(*program, **more)
-        expected = without.returncode if without.returncode >= 0 else 128 - without.returncode
-        self.assertEqual((done.returncode, done.stdout), (expected, without.stdout), done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (without.returncode, without.stdout), done.stderr)
         self.assertTrue(without.stdout)
         # What it wrote to stderr is there as well, before ours.
         for line in without.stderr.splitlines():
@@ -71,7 +70,7 @@ class Endings(ProcessTest):
         self.assertEqual(report["outcome"], outcome)
         peak = [line for line in done.stdout.splitlines() if line.isdigit()][-1]
         self.assertEqual(report["peak"]["allocated_bytes"], int(peak))
-        self.assertEqual(report["exit_code"], done.returncode)
+        self.assertEqual(report["exit_code"], done.returncode if done.returncode >= 0 else 128 - done.returncode)
         self.assertEqual(report["replay_error_bytes"], 0)
         return done, report
 
@@ -93,7 +92,7 @@ class Endings(ProcessTest):
         for name, number in (("terminated", signal.SIGTERM), ("segmentation_fault", signal.SIGSEGV), ("killed", signal.SIGKILL)):
             with self.subTest(name=name):
                 done, _ = self.check_ending(name, "killed")
-                self.assertEqual(done.returncode, 128 + number)
+                self.assertEqual(done.returncode, -number)
 
     def test_an_oom_that_is_caught_and_tried_again_smaller(self):
         done, report = self.check_ending("oom_retried", "caught")
@@ -105,9 +104,18 @@ class Endings(ProcessTest):
             self.assertGreaterEqual(caught["reserved_bytes"], caught["allocated_bytes"])
             self.assertTrue(caught["op"].startswith("aten::"))
 
+    def test_a_closed_stdin_or_stderr_costs_no_report(self):
+        for closed in ("<&-", "2>&-", "<&- >&-"):
+            self.report_file.unlink(missing_ok=True)
+            done = subprocess.run(["bash", "-c", f'exec "$@" {closed}', "bash", base.build / "bin/oomdiag", "run", "--device", "rtx3060",
+                                   "--folder", self.folder, "-o", self.report_file, "--", self.program, "normal"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(self.report_file.read_text())["outcome"], "ok", closed)
+
     def test_an_oom_that_nobody_catches(self):
         done, report = self.check_ending("oom_uncaught", "out_of_memory")
-        self.assertEqual(done.returncode, 128 + signal.SIGABRT)
+        self.assertEqual(done.returncode, -signal.SIGABRT)
         self.assertEqual(report["failure"]["requested_bytes"], 64 << 30)
 
     def test_the_cpp_calls_of_an_oom_are_named_on_request(self):
