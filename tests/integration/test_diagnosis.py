@@ -234,8 +234,8 @@ class OutOfMemory(DiagnosisTest):
             loss.backward()
             optimizer.step()
         """, device="rtx4090")
-        # torch 2.15 itself now and then aborts (134) here: its backward thread asks for the GIL of an interpreter that ends.
-        self.assertIn(done.returncode, (1, 134))
+        # torch 2.15 itself now and then aborts here: its backward thread asks for the GIL of an interpreter that ends.
+        self.assertIn(done.returncode, (1, -signal.SIGABRT))
         self.assertIn("OutOfMemoryError", done.stderr)
         failure = report["failure"]
         self.assertEqual(failure["phase"], "backward")
