@@ -33,7 +33,7 @@ bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
   if (is_one_of(made.op, {"aten::one_hot"})) return true;
   if (!is_one_of(made.op, {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::scatter"})) return false;
   // Masks of zeros are for a loss.
-  if (!learns(facts) || (failure(facts) != nullptr && failure(facts)->no_grad)) return false;
+  if (!learns(facts) || (failure(facts) != nullptr && failure(facts)->modules_evaluate)) return false;
   return std::ranges::any_of(facts.device.state.blocks,
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
 }

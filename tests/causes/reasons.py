@@ -285,8 +285,10 @@ def judge(pattern, job):
         reasons.append(report["besides"]["reason"])  # "besides"
     screen = job["screen_text"].replace("\n             ", " ")
     shown = [reason["id"] for reason in reasons if reason["text"].split(":")[0] in screen]
-    named = " and ".join(shown) if reasons else (report["cause"] or {}).get("kind", report["outcome"])
-    root = pattern.root in (shown or [named])
+    cause = (report["cause"] or {}).get("kind", report["outcome"])
+    named = " and ".join(shown) if reasons else cause
+    shown += [cause] if "whole_step" in shown or not shown else []  # which says what there is, where nothing stands out
+    root = pattern.root in shown
     return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
             "lines": job["screen_text"].count("\n"), "named": named}
 

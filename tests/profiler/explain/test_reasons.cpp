@@ -69,6 +69,15 @@ TEST_CASE("passes in a row are an evaluation, unless the program has yet to trai
   CHECK(reason_of(first) == "several_forward_passes");
 }
 
+TEST_CASE("what a package calls an evaluation may be a part of its training", "[explain][reasons]") {
+  constexpr std::string_view kRolloutIsLearned =
+      "/v/site-packages/agents/policies.py:9 in evaluate_actions\n/v/site-packages/agents/ppo.py:68 in "
+      "train\n/a/train.py:90 in main";
+  const std::vector<LiveBlock> kept(2, kept_activation(100_MiB, 5));
+  CHECK(reason_of(at_oom(kept, kValidates)) == "evaluation_keeps_graphs");
+  CHECK(reason_of(at_oom(kept, kRolloutIsLearned)).empty());
+}
+
 TEST_CASE("passes of which no node is known are counted by the blocks of the graph", "[explain][reasons]") {
   DeviceHistory device = at_oom({{.bytes = 300_MiB, .category = Category::output, .step = 5}});
   const StepAllocation pass{.bytes = 100_MiB,
@@ -1355,6 +1364,25 @@ TEST_CASE("adapters inside of a frozen layer are trained", "[explain][reasons]")
   device.state.allocated_bytes += 200_MiB;
   device.step_allocations = {.step = 5, .blocks = {graph_block("layers.0.q", 200_MiB)}};
   CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("what the same line of a package has joined before is concatenated, though no variable leads to it",
+          "[explain][reasons]") {
+  const Where joined{.op = "aten::cat", .source = "train.py:46", .inner_source = "trainer_pt_utils.py:86"};
+  DeviceHistory device =
+      at_oom({{.bytes = 230_MiB, .requested_bytes = 230_MiB, .category = Category::output, .made = joined}});
+  device.failure->requested_bytes = 300_MiB;
+  device.failure->where = joined;
+  device.step_allocations = {.step = 5,
+                             .blocks = {{.bytes = 1_MiB, .born = 1, .made = {.op = "aten::relu", .module = "0"}}}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "growing_buffer");
+  CHECK(reason->text ==
+        "results are concatenated on the GPU at train.py:46: 230.00 MiB so far, and both are there while aten::cat "
+        "joins them");
+  device.state.blocks.front().made.inner_source = "modeling.py:9";
+  CHECK(reason_of(device) != "growing_buffer");
 }
 
 TEST_CASE("a result that one line makes larger each time is concatenated", "[explain][reasons]") {
