@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What the virtual device's driver tells the recorder of launches (oomdiag_device_set_launch_observer).
+// What the virtual device's driver reports to the recorder about launches (oomdiag_device_set_launch_observer).
 
 /// How often a kernel goes over what it was given a pointer to: loops that take all of it, and what its threads take outside of loops,
 /// at most.

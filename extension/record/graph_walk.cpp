@@ -48,6 +48,8 @@ namespace {
 namespace autograd = torch::autograd;
 namespace compiled = torch::dynamo::autograd;
 
+constexpr uint64_t kNoTask = ~uint64_t{0};  ///< of a walk that no backward pass begins
+
 /// How many there were in this process.
 std::atomic<uint64_t> walks_begun = 0;
 
@@ -57,6 +59,14 @@ int64_t thread_cpu_ns() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
+/// `flags`: kGraphUnchanged, or none.
+void write_graph_begin(const ThreadState& state, uint64_t task, uint16_t flags) {
+  Event event = state.event(EventKind::graph_begin);
+  event.detail = task;
+  event.flags = flags;
+  session().writer().write(event);
+}
+
 /// Walks a graph once and writes what its nodes hold.
 class Walk {
  public:
@@ -64,9 +74,7 @@ class Walk {
 
   void begin(uint64_t task) {
     walks_begun.fetch_add(1, std::memory_order_relaxed);
-    Event event = state_.event(EventKind::graph_begin);
-    event.detail = task;
-    session().writer().write(event);
+    write_graph_begin(state_, task, 0);
   }
 
   /// It ends when it has taken so much of this thread's CPU time.
@@ -273,13 +281,6 @@ bool is_described(const ThreadState& state, size_t newest) {
          !session().fades(known.written_at);
 }
 
-void write_known_graph(const ThreadState& state) {
-  Event event = state.event(EventKind::graph_begin);
-  event.detail = ~uint64_t{0};
-  event.flags = kGraphUnchanged;
-  session().writer().write(event);
-}
-
 void note_cut() {
   static std::atomic<bool> is_noted = false;
   if (is_noted.exchange(true)) return;
@@ -293,11 +294,11 @@ void describe_graph_at_oom(ThreadState& state) {
   if (state.place.in_node()) write_requested_gradient(state);
   if (state.place.in_node() && uses_several_devices()) return;  // walked when the task began
   const std::vector<NodePtr> newest = state.newest_nodes.living();
-  if (is_described(state, newest.size())) return write_known_graph(state);
+  if (is_described(state, newest.size())) return write_graph_begin(state, kNoTask, kGraphUnchanged);
   const int64_t begins = thread_cpu_ns();
   Walk walk(state);
   walk.limit(TimeOfOomWalks::share());
-  walk.begin(~uint64_t{0});
+  walk.begin(kNoTask);
   if (state.place.in_node()) {
     for (const RunningTask& task : state.tasks.running(state.place.running_nodes())) {
       if (task.root != nullptr) walk.from(owned(task.root));
@@ -314,7 +315,7 @@ void describe_graph_at_oom(ThreadState& state) {
 
 void walk_graph_of(ThreadState& state, const at::Tensor& output) {
   Walk walk(state);
-  walk.begin(~uint64_t{0});
+  walk.begin(kNoTask);
   walk.from(output.grad_fn());
 }
 

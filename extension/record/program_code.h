@@ -8,11 +8,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "extension/package_paths.h"
 #include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
 #include "extension/record/pointer_set.h"
 #include "extension/record/python_api.h"
+#include "profiler/package_paths.h"
 
 namespace oomdiag {
 

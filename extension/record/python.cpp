@@ -8,7 +8,6 @@
 #include <string>
 
 #include "extension/interpreter_shutdown.h"
-#include "extension/package_paths.h"
 #include "extension/python_symbols.h"
 #include "extension/record/gil.h"
 #include "extension/record/module_names.h"
@@ -20,6 +19,7 @@
 #include "extension/record/tensor_referrers.h"
 #include "extension/record/thread_state.h"
 #include "profiler/event.h"
+#include "profiler/package_paths.h"
 #include "profiler/trace/mix.h"
 
 // Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the

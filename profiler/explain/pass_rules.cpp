@@ -17,6 +17,7 @@
 #include "profiler/explain/what_if.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
+#include "profiler/package_paths.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
 #include "profiler/trace/stack_call.h"
@@ -106,9 +107,7 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
   return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
 }
 
-bool is_of_package(const StackCall& call) {
-  return contains(call.place, "site-packages") || contains(call.place, "dist-packages");
-}
+bool is_of_package(const StackCall& call) { return is_in_package(call.place); }
 
 /// "train(), train.py:40"; of what is no function the line alone.
 std::string name_call(const StackCall& call) {

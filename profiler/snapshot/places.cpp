@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "profiler/one_of.h"
+#include "profiler/package_paths.h"
 #include "profiler/replay/evidence/stack_rules.h"
 #include "profiler/replay/steps/prescan.h"
 #include "profiler/trace/mix.h"
@@ -36,19 +37,17 @@ bool is_of_windows_library(std::string_view file) {
 
 // What is installed is not the user's: torch itself, other packages, Python's own library.
 bool is_users(std::string_view file) {
-  constexpr std::array<std::string_view, 8> kInstalled = {"/site-packages/",  "/dist-packages/", "/lib/python3",
-                                                          "<frozen ",         "/torch/nn/",      "/torch/optim/",
-                                                          "/torch/autograd/", "/torch/_"};
+  constexpr std::array<std::string_view, 6> kInstalled = {"/lib/python3",  "<frozen ",         "/torch/nn/",
+                                                          "/torch/optim/", "/torch/autograd/", "/torch/_"};
   const auto in_path = [&](std::string_view part) { return contains(file, part); };
-  return std::none_of(kInstalled.begin(), kInstalled.end(), in_path) && !is_of_windows_library(file);
+  return find_packages_folder(file) == file.npos && std::none_of(kInstalled.begin(), kInstalled.end(), in_path) &&
+         !is_of_windows_library(file);
 }
 
 /// Where the path inside of the installed packages begins, torch's apart; npos of all else.
-size_t find_package(std::string_view file) {
-  constexpr std::string_view kFolder = "/site-packages/";  // as long as "/dist-packages/"
-  const size_t folder = std::min(file.rfind(kFolder), file.rfind("/dist-packages/"));
-  if (folder == file.npos || file.substr(folder + kFolder.size()).starts_with("torch/")) return file.npos;
-  return folder + kFolder.size();
+size_t find_other_package(std::string_view file) {
+  const size_t package = find_package(file);
+  return package == file.npos || file.substr(package).starts_with("torch/") ? file.npos : package;
 }
 
 // What the autograd engine calls in Python: custom Functions, the recomputation of checkpoints, hooks. On its own threads that
@@ -107,7 +106,8 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
   outermost_ = file;
   if (now_.source == 0 && !frame.original.empty()) now_.source = name(innermost_line(frame.original));
   if (now_.source == 0 && is_users(file)) now_.source = name(fmt::format("{}:{}", file, frame.line));
-  if (const size_t package = find_package(file); now_.source == 0 && now_.inner_source == 0 && package != file.npos) {
+  if (const size_t package = find_other_package(file);
+      now_.source == 0 && now_.inner_source == 0 && package != file.npos) {
     now_.inner_source = name(fmt::format("{}:{}", file.substr(package), frame.line));
   }
   if (now_.scope == 0 && (now_.marks & kStepsOptimizer) != 0) now_.scope = name("Optimizer.step");

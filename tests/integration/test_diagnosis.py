@@ -706,12 +706,16 @@ class DoNoHarm(DiagnosisTest):
                     if (libraries / "virtual_device" / pathlib.Path(p).name).exists()]
         return {**os.environ, **found, "LD_PRELOAD": ":".join(preload), **more}
 
-    def test_a_full_disk_switches_the_recorder_off_and_nothing_else(self):
+    def small_disk(self, size):
         small = self.folder / "small"
         small.mkdir()
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(small)], capture_output=True).returncode:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(small)], capture_output=True).returncode:
             self.skipTest("no right to mount a small file system")
         self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        return small
+
+    def test_a_full_disk_switches_the_recorder_off_and_nothing_else(self):
+        small = self.small_disk("1500k")
         code = ("import torch\nfor i in range(40000): x = torch.ones(10, device='cuda') * 2\n"
                 "print(torch.cuda.max_memory_allocated())")
         environment = self.virtual_environment(OOMDIAG_OUTPUT=str(small))
@@ -721,11 +725,7 @@ class DoNoHarm(DiagnosisTest):
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_where_the_disk_is_full_the_last_line_says_so(self):
-        small = self.folder / "small"
-        small.mkdir()
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
-            self.skipTest("no right to mount a small file system")
-        self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        small = self.small_disk("64k")
         done = oomdiag("run", "--device", "rtx3060", "--", sys.executable, "-c", textwrap.dedent(f"""
             import torch
             with open({str(small / "full")!r}, "wb", 0) as file:
@@ -737,11 +737,7 @@ class DoNoHarm(DiagnosisTest):
         self.assertRegex(done.stderr.splitlines()[-1], "no report: .*[Nn]o space left")
 
     def test_training_that_could_not_be_recorded_to_its_end_is_a_failure(self):
-        small = self.folder / "small"
-        small.mkdir()
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
-            self.skipTest("no right to mount a small file system")
-        self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        small = self.small_disk("64k")
         done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", folder=small)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertRegex(done.stderr, "recording stopped before the training ended: no space left on the disk.*small")

@@ -35,7 +35,7 @@ CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_byte
   if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
   oomdiag::forget_arguments(arguments);
   const auto threads = grid.count() * block.count();
-  oomdiag::tell_of_launch(kernel, threads, arguments);
+  oomdiag::notify_launch(kernel, threads, arguments);
   return oomdiag_device_launch(stream, threads);
 }
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <string_view>
 
-#include "extension/package_paths.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/errors.h"
 #include "extension/virtual_device/entry_point.h"
+#include "profiler/package_paths.h"
 
 namespace {
 

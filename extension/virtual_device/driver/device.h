@@ -22,8 +22,8 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name)
 /// null stops it.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes));
 
-/// Calls `on_launch` at each, on the launching thread, before it is submitted; null stops it. Of a graph's launches those are told that are
-/// captured, not its replays. To be set before the kernel's code is loaded.
+/// Calls `on_launch` at each, on the launching thread, before it is submitted; null stops it. Of a graph's launches it is
+/// called for those that are captured, not for its replays. To be set before the kernel's code is loaded.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_launch_observer(void (*on_launch)(const struct oomdiag_launch*));
 
 /// Notes such a failed request on the current device.

@@ -112,13 +112,15 @@ struct Loop {
 /// Which lines of a kernel may follow each other.
 class ControlFlow {
  public:
-  explicit ControlFlow(std::span<const std::string_view> body) : targets_(body.size()), ends_(body.size()) {
+  /// `instructions` are those of the lines.
+  ControlFlow(std::span<const std::string_view> body, const std::vector<std::optional<Instruction>>& instructions)
+      : targets_(body.size()), ends_(body.size()) {
     std::unordered_map<std::string_view, size_t> labels;
     for (size_t i = 0; i < body.size(); ++i) {
       if (body[i].ends_with(':')) labels[body[i].substr(0, body[i].size() - 1)] = i;
     }
     for (size_t i = 0; i < body.size(); ++i) {
-      const auto instruction = instruction_of(body[i]);
+      const auto& instruction = instructions[i];
       if (!instruction) continue;
       const bool is_branch = instruction->opcode.starts_with("bra") && !instruction->operands.empty();
       const bool is_end = instruction->opcode == "ret" || instruction->opcode == "exit";
@@ -194,9 +196,11 @@ class KernelReader {
   }
 
   KernelTraffic read(std::span<const std::string_view> body) {
-    const ControlFlow flow(body);
+    std::vector<std::optional<Instruction>> instructions;
+    for (const std::string_view line : body) instructions.push_back(instruction_of(line));
+    const ControlFlow flow(body, instructions);
     for (size_t i = 0; i < body.size(); ++i) {
-      if (const auto instruction = instruction_of(body[i])) read_instruction(*instruction, flow.innermost_loop(i));
+      if (instructions[i]) read_instruction(*instructions[i], flow.innermost_loop(i));
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
       traffic_.arguments[i].reads.loops = flow.most_in_turn(read_in_[i]);
@@ -223,7 +227,8 @@ class KernelReader {
     if (instruction.operands.empty()) return;
     const std::string_view target = instruction.operands[0];
     const std::optional<size_t> origin = origin_of_sources(instruction);
-    if (opcode == "mov.pred" && instruction.operands[1] == "0") never_true_.insert(target);
+    if (opcode == "mov.pred" && instruction.operands.size() > 1 && instruction.operands[1] == "0")
+      never_true_.insert(target);
     if (opcode.starts_with("st.shared") && origin) exchanged_ = origin;
     if (!opcode.starts_with("ld.") || opcode.starts_with("ld.param")) return set_origin(target, origin);
     const bool may_be_address = opcode.starts_with("ld.shared") && opcode.ends_with(".b64");

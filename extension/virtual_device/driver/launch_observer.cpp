@@ -43,9 +43,9 @@ std::vector<oomdiag_argument> pointers_of(const KernelTraffic& traffic, double t
 
 bool launches_are_watched() noexcept { return observer.load() != nullptr; }
 
-void tell_of_launch(CUfunction handle, double threads, void* const* arguments) noexcept try {
-  const auto tell = observer.load();
-  const Kernel* kernel = tell ? known_kernel(handle) : nullptr;
+void notify_launch(CUfunction handle, double threads, void* const* arguments) noexcept try {
+  const auto notify = observer.load();
+  const Kernel* kernel = notify ? known_kernel(handle) : nullptr;
   if (!kernel) return;
   const KernelTraffic* traffic = arguments ? traffic_of(*kernel) : nullptr;
   const auto pointers = traffic ? pointers_of(*traffic, threads, arguments) : std::vector<oomdiag_argument>{};
@@ -53,7 +53,7 @@ void tell_of_launch(CUfunction handle, double threads, void* const* arguments) n
                               .arguments = pointers.data(),
                               .count = static_cast<int>(pointers.size()),
                               .is_known = traffic && traffic->is_complete && !traffic->computes_products};
-  tell(&launch);
+  notify(&launch);
 } catch (...) {
 }
 

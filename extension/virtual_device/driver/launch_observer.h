@@ -4,10 +4,10 @@
 
 namespace oomdiag {
 
-/// Whether somebody is told of launches (oomdiag_device_set_launch_observer): then what code says of traffic is read.
+/// Whether launches have an observer (oomdiag_device_set_launch_observer): then the traffic of kernels is read from their code.
 bool launches_are_watched() noexcept;
 
-/// Tells of one with so many threads. `arguments` as for cuLaunchKernel.
-void tell_of_launch(CUfunction kernel, double threads, void* const* arguments) noexcept;
+/// Notifies it of one with so many threads. `arguments` as for cuLaunchKernel.
+void notify_launch(CUfunction kernel, double threads, void* const* arguments) noexcept;
 
 }  // namespace oomdiag

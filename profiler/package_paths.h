@@ -21,4 +21,9 @@ inline size_t find_package(std::string_view file) {
   return folder == file.npos ? file.npos : folder + kPackagesFolder.size();
 }
 
+/// Whether it names a file there: of a call in a stack the path may begin with that folder.
+inline bool is_in_package(std::string_view call) {
+  return call.find(kPackagesFolder.substr(1)) != call.npos || call.find(kPackagesOfDebian.substr(1)) != call.npos;
+}
+
 }  // namespace oomdiag
