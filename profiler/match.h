@@ -16,7 +16,8 @@ inline constexpr uint32_t kUnmatched = ~uint32_t{0};
 std::vector<uint32_t> match(std::span<const uint64_t> left, std::span<const uint64_t> right,
                             size_t most_differences = 4000);
 
-/// The same of any two sequences, from end to end: the longest one where they differ in some thousand elements, else a long one.
+/// The same of any two sequences, from end to end: a longest one where they have up to about half a million elements each or differ in up to
+/// 16 000, else a long one.
 std::vector<uint32_t> match_whole(std::span<const uint64_t> left, std::span<const uint64_t> right);
 
 /// What two sequences have in common up to where one of them ends.

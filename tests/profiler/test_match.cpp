@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <random>
 
 #include "profiler/match.h"
@@ -32,6 +34,36 @@ TEST_CASE("a workspace at every second place leaves all others matched", "[shape
   const Matches matches = match(plain, with_workspaces);
   for (uint32_t i = 0; i < matches.size(); ++i) CHECK(matches[i] == i + (i + 1) / 2);
   CHECK(match(plain, with_workspaces, 10).back() == no);
+}
+
+TEST_CASE("sequences that differ nearly everywhere are matched by a longest common subsequence", "[match]") {
+  std::mt19937 random(11);
+  for (const auto [left_size, right_size, values] :
+       {std::array<size_t, 3>{3000, 2500, 40}, {40, 5000, 3}, {4000, 130, 9}}) {
+    Keys left, right;
+    while (left.size() < left_size) left.push_back(random() % values);
+    while (right.size() < right_size) right.push_back(random() % values);
+
+    std::vector<std::vector<size_t>> longest(left.size() + 1, std::vector<size_t>(right.size() + 1));
+    for (size_t i = 1; i <= left.size(); ++i) {
+      for (size_t j = 1; j <= right.size(); ++j) {
+        longest[i][j] =
+            left[i - 1] == right[j - 1] ? longest[i - 1][j - 1] + 1 : std::max(longest[i - 1][j], longest[i][j - 1]);
+      }
+    }
+
+    size_t matched = 0;
+    int64_t last = -1;
+    const Matches matches = match_whole(left, right);
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (matches[i] == no) continue;
+      REQUIRE(left[i] == right[matches[i]]);
+      REQUIRE(static_cast<int64_t>(matches[i]) > last);
+      last = matches[i];
+      ++matched;
+    }
+    CHECK(matched == longest.back().back());
+  }
 }
 
 }  // namespace oomdiag
