@@ -70,18 +70,32 @@ void StepCollector::add_high(uint64_t index, int64_t allocated_bytes, Allocation
   ++count_;
   if (in_window_ == 0) {
     highs_.push_back({index, allocated_bytes});
+    sure_ = gone_.size();
   } else if (allocated_bytes > highs_.back().bytes) {
     highs_.back() = {index, allocated_bytes};
+    let_go_of_lower_point(table);
   }
   in_window_ = in_window_ + 1 == window_ ? 0 : in_window_ + 1;
   if (count_ >= limit_) thin(table);
+}
+
+/// The newest window has a higher point than the one at which these lived.
+void StepCollector::let_go_of_lower_point(AllocationTable& table) {
+  const uint64_t before = highs_.size() > 1 ? highs_[highs_.size() - 2].index : begins_;
+  const auto stays = [&](const Gone& gone) { return gone.died == kNoEvent || gone.born <= before; };
+  const auto first = gone_.begin() + static_cast<std::ptrdiff_t>(sure_);
+  const auto low = std::partition(first, gone_.end(), stays);
+  for (auto gone = low; gone != gone_.end(); ++gone) table.let_go(gone->id);
+  count_ -= std::min(count_, static_cast<size_t>(gone_.end() - low));
+  gone_.erase(low, gone_.end());
+  sure_ = gone_.size();
 }
 
 void StepCollector::end(const ObservationWindow& observed, AllocationTable& table) {
   if (!is_open_) return;
   is_open_ = false;
   end_number_ = table.next_number();
-  if (count_ > kMaxAllocations) thin(table);
+  if (window_ > 1 || count_ > kMaxAllocations) thin(table);
   observed_ = observed;
 }
 
@@ -93,7 +107,7 @@ void StepCollector::drop(AllocationTable& table) {
   is_open_ = traversed_ = false;
   begins_ = kNoEvent;
   window_ = 1;
-  in_window_ = 0;
+  in_window_ = sure_ = 0;
   limit_ = kMaxAllocations;
 }
 
@@ -129,6 +143,7 @@ void StepCollector::thin(AllocationTable& table) {
   };
   for (drop_low(); count_ > kMaxAllocations / 2 && highs_.size() > 64; drop_low()) join_windows();
   limit_ = std::max(kMaxAllocations, 2 * count_);
+  sure_ = gone_.size();
 }
 
 void StepCollector::join_windows() {

@@ -76,6 +76,10 @@ class StepCollector {
   void note_end(uint32_t id, AllocationTable& table) {
     const Allocation& allocation = table[id];
     if (allocation.number >= end_number_) return;
+    if (is_open_ && !allocation.alive() && !highs_.empty() && allocation.born > highs_.back().index) {
+      --count_;  // it lived at no high point
+      return;
+    }
     table.hold(id);
     gone_.push_back({id, allocation.born, allocation.died});
   }
@@ -105,6 +109,7 @@ class StepCollector {
     uint64_t born = 0, died = kNoEvent;
   };
   void add_high(uint64_t index, int64_t allocated_bytes, AllocationTable& table);
+  void let_go_of_lower_point(AllocationTable& table);
   void thin(AllocationTable& table);
   void join_windows();
   bool lives_at_high_point(const Gone& gone) const;
@@ -118,6 +123,7 @@ class StepCollector {
   uint32_t first_number_ = 0, end_number_ = 0;  ///< of its own allocations
   size_t count_ = 0;                            ///< of all that are kept, living ones too
   std::vector<Gone> gone_;                      ///< each is held
+  size_t sure_ = 0;  ///< so many of them do not hang on the highest point of the newest window
   std::vector<High> highs_;
   uint64_t window_ = 1, in_window_ = 0;
   size_t limit_ = kMaxAllocations;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <random>
+#include <set>
 
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/allocations/live_set.h"
@@ -93,6 +95,48 @@ TEST_CASE("of a step of very many blocks those that live at its high points are 
   CHECK(kept.size() < StepCollector::kMaxAllocations);
   const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
   CHECK(std::any_of(kept.begin(), kept.end(), is_highest));
+}
+
+TEST_CASE("of a step of very many blocks all that lived at its peak are kept, in few rows", "[replay]") {
+  std::mt19937 random(5);
+  AllocationTable table;
+  const Graphs graphs;
+  StepCollector step;
+  step.begin(1, 0, 0, table, graphs);
+  std::vector<uint32_t> living, numbers_at_peak;
+  int64_t bytes = 0, peak = 0;
+  uint32_t rows = 0;
+  uint64_t event = 0;
+  for (size_t made = 0; made < 4 * StepCollector::kMaxAllocations; ++event) {
+    if (living.size() < random() % 400) {
+      const uint32_t id = add(table, static_cast<int64_t>(random() % 1000), event);
+      living.push_back(id);
+      bytes += table[id].bytes;
+      rows = std::max(rows, id + 1);
+      ++made;
+      step.add(event, bytes, table);
+    } else if (!living.empty()) {
+      std::swap(living[random() % living.size()], living.back());
+      const uint32_t id = living.back();
+      living.pop_back();
+      bytes -= table[id].bytes;
+      table[id].died = event;
+      step.note_end(id, table);
+      table.detach(id);
+    }
+    if (bytes <= peak) continue;
+    peak = bytes;
+    numbers_at_peak.clear();
+    for (const uint32_t id : living) numbers_at_peak.push_back(table[id].number);
+  }
+  step.end({}, table);
+
+  std::set<uint32_t> kept;
+  for (const uint32_t id : step.allocations(0, table)) kept.insert(table[id].number);
+  CHECK(std::all_of(numbers_at_peak.begin(), numbers_at_peak.end(),
+                    [&](uint32_t number) { return kept.contains(number); }));
+  CHECK(kept.size() <= StepCollector::kMaxAllocations / 2);
+  CHECK(rows <= StepCollector::kMaxAllocations + 1000);
 }
 
 TEST_CASE("a step that is not asked for holds nothing", "[replay]") {
