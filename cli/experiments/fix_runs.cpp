@@ -135,7 +135,7 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
       if (line.contains("not_applied")) return line["not_applied"].get<std::string>();
       applied = true;
     }
-    if (!applied) return fmt::format("{} found nothing to change", change.label);
+    if (!applied && !experiment.ran_out()) return fmt::format("{} found nothing to change", change.label);
   }
   if (!experiment.passed() && !experiment.ran_out()) return experiment.why;
   const bool same_batch =
