@@ -152,6 +152,7 @@ int parse_and_run(int argc, char** argv) {
   } catch (const Interrupted& interrupted) {  // a command that had measured something has said it
     return 128 + interrupted.signal;
   } catch (const KilledBySignal& killed) {
+    std::fflush(nullptr);
     end_by(killed.signal);
     return 128 + killed.signal;
   }
@@ -172,6 +173,7 @@ int print_and_end(const Error& error) {
 
 int main(int argc, char** argv) try {
   oomdiag::open_missing_streams();
+  oomdiag::keep_ended_children();
   const int code = oomdiag::parse_and_run(argc, argv);
   oomdiag::finish_output();
   return code;

@@ -8,6 +8,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/process/environment.h"
+#include "cli/process/launcher.h"
 #include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "profiler/error.h"
@@ -24,7 +25,7 @@ int serve() {
   if (std::filesystem::exists(package / "oomdiag", ignored)) {
     setenv("PYTHONPATH", before_python_path(package).c_str(), /*overwrite=*/1);
   }
-  execlp(python.c_str(), python.c_str(), "-m", "oomdiag", "mcp", nullptr);
+  exec_program({python, "-m", "oomdiag", "mcp"});
   throw Error(ErrorKind::environment, fmt::format("cannot start '{}': {}", python, std::strerror(errno)));
 }
 

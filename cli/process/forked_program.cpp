@@ -1,7 +1,6 @@
 #include "cli/process/forked_program.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -12,6 +11,9 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+
+#include "cli/process/blocked_signals.h"
+#include "cli/process/own_process.h"
 
 namespace oomdiag {
 namespace {
@@ -71,15 +73,8 @@ bool send_streams(int connection) {
 
 [[noreturn]] void end_as(int status) {
   if (WIFEXITED(status)) _exit(WEXITSTATUS(status));
-  const rlimit no_core{};
-  setrlimit(RLIMIT_CORE, &no_core);  // the program has left its own
-  const int number = WTERMSIG(status);
-  signal(number, SIG_DFL);
-  sigset_t all;
-  sigfillset(&all);
-  sigprocmask(SIG_UNBLOCK, &all, nullptr);
-  kill(getpid(), number);
-  _exit(128 + number);
+  end_by(WTERMSIG(status));
+  _exit(128 + WTERMSIG(status));
 }
 
 /// Ctrl-C reaches the program from the terminal itself.
@@ -119,11 +114,8 @@ void become_by_fork(const std::string& socket, const std::vector<std::string>& a
                     const std::function<void()>& on_start) {
   const int connection = open_socket(socket, connect);
   if (connection < 0) return;
-  sigset_t ours, before;
-  sigemptyset(&ours);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&ours, number);
-  sigprocmask(SIG_BLOCK, &ours, &before);
-  const int signals = signalfd(-1, &ours, SFD_CLOEXEC);
+  const BlockedSignals ours{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+  const int signals = signalfd(-1, &ours.set(), SFD_CLOEXEC);
   char begun = 0;
   const bool is_forked = signals >= 0 && send_streams(connection) && send_all(connection, pack_request(arguments)) &&
                          recv(connection, &begun, 1, 0) == 1;
@@ -133,7 +125,6 @@ void become_by_fork(const std::string& socket, const std::vector<std::string>& a
   }
   close(connection);
   if (signals >= 0) close(signals);
-  sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace oomdiag

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/process/blocked_signals.h"
 #include "cli/process/forked_program.h"
 #include "cli/process/own_process.h"
 #include "cli/process/process_tree.h"
@@ -69,33 +70,6 @@ struct Pipe {
   std::array<int, 2> ends{-1, -1};
 };
 
-/// While it lives, the signals that concern a running child are not delivered but wait for `sigwaitinfo`.
-class WaitingSignals {
- public:
-  WaitingSignals() {
-    sigemptyset(&set_);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&set_, number);
-    struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;
-    sigaction(SIGCHLD, &standard, &child_action_);  // ignored, as some parents leave it, no child could be waited for
-    sigprocmask(SIG_BLOCK, &set_, &mask_);
-  }
-  ~WaitingSignals() { restore(); }
-  WaitingSignals(const WaitingSignals&) = delete;
-  WaitingSignals& operator=(const WaitingSignals&) = delete;
-
-  void restore() const {
-    sigaction(SIGCHLD, &child_action_, nullptr);
-    sigprocmask(SIG_SETMASK, &mask_, nullptr);
-  }
-  const sigset_t& set() const { return set_; }
-
- private:
-  sigset_t set_{};
-  sigset_t mask_{};
-  struct sigaction child_action_ {};
-};
-
 void redirect(const std::filesystem::path& file) {
   const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (descriptor < 0) return;
@@ -104,7 +78,7 @@ void redirect(const std::filesystem::path& file) {
 }
 
 /// In the child: waits for the run folder, then becomes the program.
-[[noreturn]] void become(const Program& program, Pipe& start, Pipe& failure, const WaitingSignals& signals) {
+[[noreturn]] void become(const Program& program, Pipe& start, Pipe& failure, const BlockedSignals& signals) {
   start.close_end(1);
   const std::string folder = start.receive_all();
   if (folder.empty()) _exit(127);  // the parent could not make one and says so itself
@@ -118,13 +92,6 @@ void redirect(const std::filesystem::path& file) {
   const int error = errno;
   failure.send(&error, sizeof error);
   _exit(127);
-}
-
-/// The next signal, or a negative number when none comes in this time.
-int wait_a_while(const WaitingSignals& signals, std::chrono::milliseconds time, siginfo_t& info) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
-  const timespec limit{.tv_sec = seconds.count(), .tv_nsec = std::chrono::nanoseconds(time - seconds).count()};
-  return sigtimedwait(&signals.set(), &info, &limit);
 }
 
 bool has_ended(pid_t child) {
@@ -143,10 +110,6 @@ void end_at_once(pid_t child) {
   kill_processes(find_tree(child));
 }
 
-int take_pending(const WaitingSignals& signals, siginfo_t& info) {
-  return wait_a_while(signals, std::chrono::milliseconds(0), info);
-}
-
 void note(const siginfo_t& info, Ending& ending) {
   const int signal = info.si_signo;
   if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) ending.interrupted_by = signal;
@@ -154,7 +117,7 @@ void note(const siginfo_t& info, Ending& ending) {
 
 /// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
 /// child too: only those that another process sent to us alone are passed on.
-Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<Tick>& tick) {
+Ending wait_for(pid_t child, const BlockedSignals& signals, const std::optional<Tick>& tick) {
   Ending ending;
   for (;;) {
     int status = 0;
@@ -165,11 +128,11 @@ Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<
         ending.exit_code = WEXITSTATUS(status);
       }
       // What came at the same time would else be delivered to us as soon as signals are no longer held back.
-      for (siginfo_t info{}; take_pending(signals, info) > 0;) note(info, ending);
+      for (siginfo_t info{}; signals.wait(std::chrono::milliseconds(0), info) > 0;) note(info, ending);
       return ending;
     }
     siginfo_t info{};
-    const int signal = tick ? wait_a_while(signals, tick->every, info) : sigwaitinfo(&signals.set(), &info);
+    const int signal = tick ? signals.wait(tick->every, info) : sigwaitinfo(&signals.set(), &info);
     if (signal > 0) note(info, ending);
     if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) kill(child, signal);
     if (signal < 0 && tick) {
@@ -199,7 +162,7 @@ Ending launch(const Program& program, const std::function<std::filesystem::path(
               const std::optional<Tick>& tick) {
   Pipe start;
   Pipe failure;
-  const WaitingSignals signals;
+  const BlockedSignals signals{SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
   const pid_t child = fork();
   if (child < 0) throw Error(ErrorKind::environment, fmt::format("cannot start a process: {}", std::strerror(errno)));
   if (child == 0) become(program, start, failure, signals);
@@ -233,7 +196,7 @@ void exec_program(const std::vector<std::string>& arguments) {
   std::vector<char*> pointers;
   for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
-  restore_broken_pipes();
+  restore_inherited_signals();
   execvp(pointers.front(), pointers.data());
 }
 

@@ -5,15 +5,21 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
-#include <optional>
+#include <map>
 
 namespace oomdiag {
 namespace {
 
 using Action = struct sigaction;
 
-std::optional<Action> before;  ///< what SIGPIPE did before we ignored it
+std::map<int, Action> inherited;  ///< what signals did before we changed it
+
+Action set_handler(int signal, void (*handler)(int)) {
+  Action action{}, old{};
+  action.sa_handler = handler;
+  sigaction(signal, &action, &old);
+  return old;
+}
 
 }  // namespace
 
@@ -23,22 +29,17 @@ void open_missing_streams() {
   }
 }
 
-void ignore_broken_pipes() {
-  Action ignored{}, old{};
-  ignored.sa_handler = SIG_IGN;
-  if (!before && sigaction(SIGPIPE, &ignored, &old) == 0) before = old;
-}
+void keep_ended_children() { inherited.emplace(SIGCHLD, set_handler(SIGCHLD, SIG_DFL)); }
 
-void restore_broken_pipes() {
-  if (before) sigaction(SIGPIPE, &*before, nullptr);
+void ignore_broken_pipes() { inherited.emplace(SIGPIPE, set_handler(SIGPIPE, SIG_IGN)); }
+
+void restore_inherited_signals() {
+  for (const auto& [signal, action] : inherited) sigaction(signal, &action, nullptr);
 }
 
 void end_by(int signal) {
-  std::fflush(nullptr);
   prctl(PR_SET_DUMPABLE, 0);
-  Action standard{};
-  standard.sa_handler = SIG_DFL;
-  sigaction(signal, &standard, nullptr);
+  set_handler(signal, SIG_DFL);
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, signal);

@@ -6,13 +6,18 @@ namespace oomdiag {
 /// pipe, gets its number. Programs that we start have none either.
 void open_missing_streams();
 
-/// From here on a write to a pipe that nobody reads fails, and does not end us. Programs that we start have their SIGPIPE as
-/// we had it.
-void ignore_broken_pipes();
-/// In a child: takes that back.
-void restore_broken_pipes();
+/// Children that end stay until we wait for them, also where our parent ignored SIGCHLD, as a server may: else nobody learns
+/// how they ended.
+void keep_ended_children();
 
-/// Ends this process by a signal, without a core dump. Returns where that cannot be, as in the first process of a container.
+/// From here on a write to a pipe that nobody reads fails, and does not end us.
+void ignore_broken_pipes();
+
+/// In a child that becomes another program: its signals are as we had them before either of these.
+void restore_inherited_signals();
+
+/// Ends this process by a signal, without a core dump and without flushing what it printed. Returns where that cannot be, as in
+/// the first process of a container.
 void end_by(int signal);
 
 }  // namespace oomdiag

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 
+#include "cli/process/blocked_signals.h"
 #include "cli/process/host.h"
 #include "cli/process/process_tree.h"
 #include "profiler/error.h"
@@ -26,36 +27,12 @@
 namespace oomdiag {
 namespace {
 
-/// While it lives, what would end us waits to be asked for.
-class WaitingEnd {
- public:
-  WaitingEnd() {
-    sigemptyset(&set_);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) sigaddset(&set_, number);
-    sigprocmask(SIG_BLOCK, &set_, &before_);
-  }
-  ~WaitingEnd() { restore(); }
-  WaitingEnd(const WaitingEnd&) = delete;
-  WaitingEnd& operator=(const WaitingEnd&) = delete;
-
-  void restore() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  /// The signal that came in this time, or 0.
-  int wait() const {
-    const timespec limit{.tv_sec = 0, .tv_nsec = 50'000'000};
-    const int signal = sigtimedwait(&set_, nullptr, &limit);
-    return signal == SIGCHLD || signal < 0 ? 0 : signal;
-  }
-
- private:
-  sigset_t set_{}, before_{};
-};
-
 struct Worker {
   std::size_t work = 0;
   int answer = -1;  ///< file that it writes to
 };
 
-[[noreturn]] void do_work(const std::function<std::string()>& work, int answer, const WaitingEnd& signals) {
+[[noreturn]] void do_work(const std::function<std::string()>& work, int answer, const BlockedSignals& signals) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   signals.restore();
   const int nothing = open("/dev/null", O_RDONLY);
@@ -82,7 +59,8 @@ void bound_memory() {
   setrlimit(RLIMIT_DATA, &limit);
 }
 
-std::pair<pid_t, Worker> start(const std::function<std::string()>& work, std::size_t index, const WaitingEnd& signals) {
+std::pair<pid_t, Worker> start(const std::function<std::string()>& work, std::size_t index,
+                               const BlockedSignals& signals) {
   const int answer = memfd_create("oomdiag answer", MFD_CLOEXEC);
   const pid_t child = answer < 0 ? -1 : fork();
   if (child == 0) do_work(work, answer, signals);
@@ -118,7 +96,7 @@ void kill_all(std::map<pid_t, Worker>& workers) {
 void run_each_in_a_process(const std::vector<std::function<std::string()>>& works, int at_once,
                            const TakeAnswer& take) {
   std::map<pid_t, Worker> workers;
-  const WaitingEnd signals;
+  const BlockedSignals signals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD};
   std::size_t begun = 0, over = 0;
   try {
     while (over < works.size()) {
@@ -126,7 +104,9 @@ void run_each_in_a_process(const std::vector<std::function<std::string()>>& work
         workers.insert(start(works[begun], begun, signals));
         ++begun;
       }
-      if (const int signal = signals.wait(); signal != 0) throw Interrupted{signal};
+      siginfo_t info{};
+      const int signal = signals.wait(std::chrono::milliseconds(50), info);
+      if (signal > 0 && signal != SIGCHLD) throw Interrupted{signal};
       for (auto worker = workers.begin(); worker != workers.end();) {
         int status = 0;
         if (waitpid(worker->first, &status, WNOHANG) != worker->first) {

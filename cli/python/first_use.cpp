@@ -139,14 +139,11 @@ struct LoggedCommand {
 
 /// In a process of its own: becomes the command.
 [[noreturn]] void become(const LoggedCommand& command) {
-  std::vector<char*> arguments;
-  for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
   umask(S_IRWXG | S_IRWXO);  // what it makes will be loaded: check_only_own
   const int log = open(command.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
-  execvp(arguments.front(), arguments.data());
+  exec_program(command.arguments);
   _exit(127);
 }
 

@@ -139,6 +139,20 @@ class Run(CommandLine):
         plain = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True).stdout
         self.assertEqual(self.oomdiag(*REAL, "sh", "-c", show).stdout, plain)
 
+    def test_a_parent_may_ignore_that_children_end(self):
+        show = "grep SigIgn /proc/self/status; kill -TERM $$"
+
+        def ignore():
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+        plain = subprocess.run(["sh", "-c", show], capture_output=True, text=True, preexec_fn=ignore)
+        result = self.oomdiag(*REAL, "sh", "-c", show, preexec_fn=ignore)
+        self.assertEqual((result.returncode, result.stdout), (-signal.SIGTERM, plain.stdout))
+        (self.folder / "python").write_text("#!/bin/sh\nexit 1\n")
+        (self.folder / "python").chmod(0o755)
+        result = self.oomdiag("recorder", "./python", preexec_fn=ignore)
+        self.assertIn("'./python' is no Python that can be started", result.stderr)
+
     def test_the_run_folder_has_the_pid_of_the_program(self):
         result = self.oomdiag(*REAL, "sh", "-c", 'echo $$; echo "$OOMDIAG_OUTPUT"; test -d "$OOMDIAG_OUTPUT"')
         self.assertEqual(result.returncode, 0)

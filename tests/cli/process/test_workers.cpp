@@ -3,6 +3,7 @@
 #include <csignal>
 #include <vector>
 
+#include "cli/process/own_process.h"
 #include "cli/process/workers.h"
 #include "tests/catch.h"
 
@@ -28,6 +29,15 @@ TEST_CASE("a work that is run apart comes to no harm but its own", "[cli]") {
     raise(SIGKILL);
     return {};
   }));
+}
+
+TEST_CASE("works end also where our parent ignored that children do", "[cli]") {
+  const auto answer = run_apart([] {
+    std::signal(SIGCHLD, SIG_IGN);  // as it is inherited
+    keep_ended_children();
+    return run_apart([] { return std::string("done"); }).value_or("nothing");
+  });
+  CHECK(answer == "done");
 }
 
 TEST_CASE("a work that is run apart may not take more memory than the host has left", "[cli]") {
