@@ -8,6 +8,7 @@
 
 #include "profiler/explain/growth.h"
 #include "profiler/explain/imbalance.h"
+#include "profiler/field.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"
@@ -16,49 +17,56 @@ namespace oomdiag {
 
 /// What the step that failed needs from its beginning to its end.
 struct StepNeed {
-  int64_t bytes = 0;        ///< allocated at once; 0: not known
-  bool whole = false;       ///< of a complete step; else a lower bound
-  bool more_comes = false;  ///< modules with parameters had not been called yet
-  int64_t next_bytes =
-      0;  ///< of the next step at the same point, which holds the optimizer's state as well; 0: no more
+  int64_t bytes = 0;
+  bool whole = false;
+  bool more_comes = false;
+  int64_t next_bytes = 0;
 
   int64_t most() const { return std::max(bytes, next_bytes); }
   bool operator==(const StepNeed&) const = default;
 };
 
+void visit_fields(auto& visit, Either<StepNeed> auto& value) {
+  visit.object("step_need", "What the step needs.");
+  visit({"bytes", "the most that the step allocates at once; 0: not known"}, value.bytes);
+  visit({"complete", "false: `bytes` is a lower bound"}, value.whole);
+  visit({"modules_to_come", "modules with parameters had not been called yet"}, value.more_comes);
+  visit({"next_bytes", "of the next step at the same point, which holds the optimizer's state as well; 0: no more"},
+        value.next_bytes);
+}
+
 /// All that the choice of a cause looks at, and its evidence in the report. It is collected before the first row of kCauses is
 /// asked; what becomes known later (other ranks, a complete run) is added here, and the rows are asked again.
 struct FailureFacts {
-  int64_t requested_bytes = 0;     ///< as the allocator rounds it to a block
-  int64_t segment_bytes = 0;       ///< that the allocator asks the driver for: 20 MiB for anything from 1 to 10 MiB
-  bool is_workspace = false;       ///< scratch space of cuBLAS or cuDNN, not a tensor
-  bool forward_continues = false;  ///< it failed in forward, where what is saved stays and more of it comes
-  int64_t kept_alike = 0;  ///< blocks in use of its size that the same op at the same line made: a loop keeps each
-  std::string library{};   ///< that asked the driver itself, or empty
-  int64_t releasable_bytes = 0;  ///< of segments without a block in use, which empty_cache() frees
+  int64_t requested_bytes = 0;
+  int64_t segment_bytes = 0;
+  bool is_workspace = false;
+  bool forward_continues = false;
+  int64_t kept_alike = 0;
+  std::string library{};
+  int64_t releasable_bytes = 0;
 
-  int64_t total_bytes = 0;          ///< of the device
-  bool total_is_known = true;       ///< a snapshot does not record it
-  int64_t free_bytes = 0;           ///< of the device
-  int64_t reserved_bytes = 0;       ///< by PyTorch
-  int64_t cached_bytes = 0;         ///< reserved, not allocated
-  int64_t usable_cached_bytes = 0;  ///< of those, in segments that have blocks in use and serve the pool of the request
-  int64_t other_pools_cached_bytes = 0;  ///< cached in pools that do not serve it
-  int64_t largest_free_block_bytes = 0;  ///< in the pool of the request
-  int64_t pending_free_bytes = 0;        ///< freed, in use on another stream
+  int64_t total_bytes = 0;
+  bool total_is_known = true;  ///< a snapshot does not record it
+  int64_t free_bytes = 0;
+  int64_t reserved_bytes = 0;
+  int64_t cached_bytes = 0;
+  int64_t usable_cached_bytes = 0;
+  int64_t other_pools_cached_bytes = 0;
+  int64_t largest_free_block_bytes = 0;
+  int64_t pending_free_bytes = 0;
   int64_t non_pytorch_bytes = 0;
-  int64_t usual_non_pytorch_bytes = 0;  ///< what any process takes before PyTorch does
+  int64_t usual_non_pytorch_bytes = 0;
 
-  int64_t allowed_bytes = 0;       ///< the limit that the program set, or total_bytes
-  bool limit_is_inferred = false;  ///< it is not recorded, and not above allowed_bytes
+  int64_t allowed_bytes = 0;
+  bool limit_is_inferred = false;
 
-  int64_t grown_bytes = 0, bytes_per_step = 0;  ///< from step to step
+  int64_t grown_bytes = 0, bytes_per_step = 0;
   uint32_t grown_until_step = 0;
 
   StepNeed step{};
-  std::optional<Imbalance> imbalance{};  ///< between the devices or ranks of one program
-  std::optional<int64_t> complete_run_allocated_bytes{},
-      complete_run_reserved_bytes{};  ///< measured, on a larger device
+  std::optional<Imbalance> imbalance{};
+  std::optional<int64_t> complete_run_allocated_bytes{}, complete_run_reserved_bytes{};
 
   /// What PyTorch may take of the device.
   int64_t available_bytes() const {
@@ -75,6 +83,42 @@ struct FailureFacts {
 
   bool operator==(const FailureFacts&) const = default;
 };
+
+void visit_fields(auto& visit, Either<FailureFacts> auto& value) {
+  visit.object("evidence", "The facts that the choice of a cause rests on.");
+  visit({"requested_bytes", "of the block that was requested"}, value.requested_bytes);
+  visit({"segment_bytes", "that the allocator asks the driver for: 20 MiB for anything from 1 to 10 MiB"},
+        value.segment_bytes);
+  visit({"is_workspace", "it was scratch space of cuBLAS or cuDNN, not a tensor"}, value.is_workspace);
+  visit({"forward_continues", "it failed in forward, where more is saved later"}, value.forward_continues);
+  visit({"kept_alike", "blocks in use of its size that the same op at the same line made: a loop keeps each"},
+        value.kept_alike);
+  visit.or_null({"library", "that asked the driver itself"}, value.library);
+  visit({"releasable_bytes", "what `empty_cache()` would free for it"}, value.releasable_bytes);
+  visit({"total_bytes", "of the device"}, value.total_bytes);
+  visit({"total_is_known", "false where a snapshot does not record it"}, value.total_is_known);
+  visit({"free_bytes", "of the device", {}, kMayBeNegative}, value.free_bytes);
+  visit({"reserved_bytes", "by PyTorch"}, value.reserved_bytes);
+  visit({"cached_bytes", "reserved, not allocated"}, value.cached_bytes);
+  visit({"usable_cached_bytes", "of those, what this request may use: in segments with blocks in use, of its own pool"},
+        value.usable_cached_bytes);
+  visit({"other_pools_cached_bytes", "cached in pools that do not serve this request"}, value.other_pools_cached_bytes);
+  visit({"largest_free_block_bytes", "in the pool of the request"}, value.largest_free_block_bytes);
+  visit({"pending_free_bytes", "freed, in use on another stream"}, value.pending_free_bytes);
+  visit({"non_pytorch_bytes", "in use by others than PyTorch's allocator", {}, kMayBeNegative},
+        value.non_pytorch_bytes);
+  visit({"usual_non_pytorch_bytes", "what any process takes of it"}, value.usual_non_pytorch_bytes);
+  visit({"allowed_bytes", "the limit that the program set, or all of the device"}, value.allowed_bytes);
+  visit({"limit_is_inferred", "at most that much, as the limit is not recorded"}, value.limit_is_inferred);
+  visit({"grown_bytes", "from step to step, in all", {}, kMayBeNegative}, value.grown_bytes);
+  visit({"bytes_per_step", "by which it grows", {}, kMayBeNegative}, value.bytes_per_step);
+  visit({"grown_until_step", "the last step of the growth"}, value.grown_until_step);
+  visit({"step", "what the step needs"}, value.step);
+  visit({"imbalance", "between the devices or ranks of the program"}, value.imbalance);
+  visit({"complete_run_allocated_bytes", "peak of a complete run on a larger device, where one was made"},
+        value.complete_run_allocated_bytes);
+  visit({"complete_run_reserved_bytes", "likewise"}, value.complete_run_reserved_bytes);
+}
 
 /// The facts about `device.failure`. `limitations`: the device that it is judged by. Imbalance is not among them yet.
 FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings& settings, const Device& limits,

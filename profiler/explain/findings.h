@@ -11,6 +11,7 @@
 #include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
 #include "profiler/explain/reasons.h"
+#include "profiler/field.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
@@ -52,21 +53,21 @@ struct Packing {
 
 /// A change that would lower the peak: computed, and run where that was asked.
 struct Fix {
-  std::string id;                      ///< "autocast_bf16", "checkpoint", "batch_6400"
-  std::string label;                   ///< "bf16 autocast"
-  std::string formula{};               ///< how the peak was computed, in words
-  std::vector<std::string> modules{};  ///< that are to be checkpointed
-  std::vector<std::string> ids{};      ///< of a combination: the fixes that it is made of
-  std::vector<std::string> how{};      ///< lines to paste: "export PYTORCH_CUDA_ALLOC_CONF=…", or code
-  std::string costs{};                 ///< "forward of 24 layers runs twice: 1.3 GiB recomputed", or empty: nothing
-  bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
-  int64_t predicted_peak_bytes = 0;    ///< of one with frees_bytes: what had been allocated, without these
-  bool at_least = false;               ///< no whole step was seen: the peak is a lower bound
+  std::string id;
+  std::string label;
+  std::string formula{};
+  std::vector<std::string> modules{};
+  std::vector<std::string> ids{};
+  std::vector<std::string> how{};
+  std::string costs{};
+  bool changes_training = false;
+  int64_t predicted_peak_bytes = 0;
+  bool at_least = false;
   /// What it is known to free of what was allocated then. It may free more, and the step may take more later: no peak, and no bound.
   std::optional<int64_t> frees_bytes{};
-  bool saves_little = false;  ///< where that is all that is known: so little that it will hardly be enough
+  bool saves_little = false;
   std::optional<int64_t> measured_peak_bytes{};
-  std::optional<bool> fits{};  ///< measured
+  std::optional<bool> fits{};
   /// None where nothing shows it: a lower bound that is not too much. Of a lower bound only false is ever known.
   std::optional<bool> predicted_fits{};
   /// In a leak, where no fix but the cure is one: about the step that runs out of memory with it.
@@ -75,16 +76,50 @@ struct Fix {
   bool operator==(const Fix&) const = default;
 };
 
+void visit_fields(auto& visit, Either<Fix> auto& value) {
+  visit.object("fix", "A change that would lower the peak.");
+  visit({"id", "a row of `kFixes` in profiler/explain/fixes.cpp: `autocast_bf16`"}, value.id);
+  visit({"label", "its name for people"}, value.label);
+  visit.or_null({"formula", "how the peak was computed"}, value.formula);
+  visit({"modules", "it is about, as those to checkpoint"}, value.modules);
+  visit({"ids", "of a combination: the fixes that it is made of"}, value.ids);
+  visit({"how", "lines to paste"}, value.how);
+  visit.or_null({"costs", "what it costs"}, value.costs);
+  visit({"changes_training", "what is learned is not the same any more"}, value.changes_training);
+  visit({"saves_little", "where a lower bound is all that is known: more than three quarters of what the step needs"},
+        value.saves_little);
+  visit({"predicted_peak_bytes",
+         "computed; of a fix with `frees_bytes` what had been allocated at the failure, without these"},
+        value.predicted_peak_bytes);
+  visit({"frees_bytes", "of a cure whose peak is not known: what it frees of what had been allocated"},
+        value.frees_bytes);
+  visit({"at_least", "the prediction is only a lower bound, as no complete step was seen"}, value.at_least);
+  visit({"measured_peak_bytes", "of a run with it"}, value.measured_peak_bytes);
+  visit({"fits", "measured; null where it was not run"}, value.fits);
+  visit({"predicted_fits", "computed; null where the lower bound says nothing"}, value.predicted_fits);
+  visit({"postpones_to_step", "in a leak, of all fixes but the cure: about the step that runs out of memory with it"},
+        value.postpones_to_step);
+}
+
 /// Bytes at the described moment as a line over the batch size: fixed + batch × slope.
 struct BatchModel {
   int64_t batch = 0;
-  int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
-  int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the failed request
-  int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
-  bool inferred = false;      ///< the batch size was not given: it is the size that tensors share
+  int64_t fixed_bytes = 0;
+  int64_t scaling_bytes = 0;
+  int64_t largest_batch = 0;
+  bool inferred = false;
 
   bool operator==(const BatchModel&) const = default;
 };
+
+void visit_fields(auto& visit, Either<BatchModel> auto& value) {
+  visit.object("batch", "How the peak follows the batch size.");
+  visit({"batch", "examples of a step, as given or inferred from shapes"}, value.batch);
+  visit({"fixed_bytes", "of the peak: what stays", {}, kMayBeNegative}, value.fixed_bytes);
+  visit({"scaling_bytes", "of the peak: what grows with the batch"}, value.scaling_bytes);
+  visit({"largest_batch", "that should still fit"}, value.largest_batch);
+  visit({"inferred", "the batch size was not given: it is read from shapes"}, value.inferred);
+}
 
 /// Growth that fills the device only after so many steps more is not worth a word in the headline: 16 KiB per step on 16 GiB.
 inline constexpr int64_t kDistantSteps = 1'000'000;
@@ -96,6 +131,12 @@ struct Advice {
 
   bool operator==(const Advice&) const = default;
 };
+
+void visit_fields(auto& visit, Either<Advice> auto& value) {
+  visit.object("advice", "A reason, and the fixes with its cure.");
+  visit({"reason", "what of the program is behind it"}, value.reason);
+  visit({"fixes", "what would lower the peak"}, value.fixes);
+}
 
 /// What is to be said about one GPU.
 struct Findings {

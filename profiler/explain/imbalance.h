@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "profiler/field.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
@@ -13,11 +14,18 @@ namespace oomdiag {
 /// One GPU or rank that holds far more than the others that do the same work.
 struct Imbalance {
   int64_t fullest_bytes = 0;
-  int64_t others_bytes = 0;  ///< the median of the others
-  int64_t even_bytes = 0;    ///< what each would hold if all held the same
+  int64_t others_bytes = 0;
+  int64_t even_bytes = 0;
 
   bool operator==(const Imbalance&) const = default;
 };
+
+void visit_fields(auto& visit, Either<Imbalance> auto& value) {
+  visit.object("uneven_share", "What the devices or ranks of a program hold, compared.");
+  visit({"fullest_bytes", "peak of the one that failed"}, value.fullest_bytes);
+  visit({"others_bytes", "median of the others"}, value.others_bytes);
+  visit({"even_bytes", "what each would hold if all held the same"}, value.even_bytes);
+}
 
 /// Whether the one at `failed` is at least 1.5 times as full as the median of the others, and would have had room for the
 /// failed request at an even share of `gpu_bytes`. `peak_bytes`: allocated at most, by GPU or rank; those that hold

@@ -8,20 +8,31 @@
 #include "profiler/explain/causes.h"
 #include "profiler/explain/common_referrers.h"
 #include "profiler/explain/growth.h"
+#include "profiler/field.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
 
 /// Why so much is held or requested, as a programmer would say it: the second level of a cause.
 struct Reason {
-  std::string id;                  ///< name of the row of kReasons
-  std::string text;                ///< one sentence with its evidence and its line
-  int64_t bytes = 0;               ///< that it holds or requests
-  std::string fix{};               ///< id of the row of kFixes that cures it
-  std::vector<std::string> how{};  ///< lines to change, in place of that row's
+  std::string id;
+  std::string text;
+  int64_t bytes = 0;
+  std::string fix{};
+  std::vector<std::string> how{};
 
   bool operator==(const Reason&) const = default;
 };
+
+void visit_fields(auto& visit, Either<Reason> auto& value) {
+  visit.object("reason", "What of the program is behind the cause.");
+  visit({"id", "a row of `kReasons` in profiler/explain/reasons.cpp: `recurrent_state`, `key_value_cache`, …"},
+        value.id);
+  visit({"text", "the same in a sentence, with its line"}, value.text);
+  visit({"bytes", "that it holds or requests"}, value.bytes);
+  visit.or_null({"fix", "the `id` of the fix that cures it"}, value.fix);
+  visit({"how", "lines to change, where they are not that fix's own"}, value.how);
+}
 
 /// What the rows of kReasons look at, all of one device.
 struct ReasonFacts {

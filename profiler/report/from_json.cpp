@@ -6,7 +6,7 @@
 
 #include "profiler/error.h"
 #include "profiler/explain/findings.h"
-#include "profiler/report/fields.h"
+#include "profiler/field.h"
 #include "profiler/report/json.h"
 #include "profiler/report/report.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-// What fields.h says of a report's JSON, for those who read it elsewhere.
+// What report.h says of a report's JSON, for those who read it elsewhere.
 namespace oomdiag {
 
 /// The JSON schema of oomdiag-report/1, indented, with a newline at its end.

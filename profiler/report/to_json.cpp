@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiler/explain/findings.h"
-#include "profiler/report/fields.h"
+#include "profiler/field.h"
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
 #include "profiler/report/report.h"

@@ -1,4 +1,4 @@
-// Prints what is generated from fields.h: `oomdiag_report_schema json` or `page`. scripts/report_schema puts both in their places.
+// Prints what is generated from report.h: `oomdiag_report_schema json` or `page`. scripts/report_schema puts both in their places.
 #include <cstdio>
 #include <string_view>
 
