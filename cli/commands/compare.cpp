@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands/commands.h"
+#include "cli/device/device.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
@@ -179,7 +180,7 @@ void add_compare(CLI::App& app, Command& chosen) {
   command.add_option("RIGHT", options->right, "likewise")->type_name("")->required();
   command.add_option("--gpu", options->device, "which GPU to compare, by index")
       ->type_name("N")
-      ->check(CLI::Range(0, 15));
+      ->check(range(0, kMaxGpus - 1));
   command.add_flag("--json", options->json, "print the comparison as JSON");
   command.callback([options, &chosen] { chosen = [options] { return compare_files(*options); }; });
 }

@@ -19,10 +19,8 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kDefaultGpu = "h200";
-constexpr int kMaxGpus = 16;               // what the virtual device can hold: driver/devices.h
 constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
-constexpr int64_t kMaxMemory = int64_t{16} << 40;
 
 void check_one_driver(const std::vector<GpuEntry>& gpus) {
   const GpuEntry& first = gpus.front();
@@ -57,7 +55,7 @@ std::vector<GpuEntry> repeat(std::vector<GpuEntry> gpus, int count) {
 
 int64_t read_memory(const std::string& memory) {
   const int64_t bytes = parse_bytes(memory);
-  if (bytes < kLeastMemory || bytes > kMaxMemory) {
+  if (bytes < kLeastMemory || bytes > kMaxGpuBytes) {
     throw Error(ErrorKind::usage, fmt::format("--memory {} is out of range", memory), "valid: 256MiB to 16TiB");
   }
   return bytes;

@@ -14,6 +14,12 @@ class App;
 
 namespace oomdiag {
 
+/// What the virtual device can hold: driver/devices.h.
+inline constexpr int kMaxGpus = 16;
+
+/// The most memory that a virtual GPU can have: more than any program takes.
+inline constexpr int64_t kMaxGpuBytes = int64_t{16} << 40;
+
 /// What the command line says of the device.
 struct DeviceOptions {
   std::string device{};

@@ -88,7 +88,7 @@ std::optional<FailingBatch> find_failing_batch(const Report& fitted,
 }
 
 VirtualHost with_ample_memory(VirtualHost host) {
-  host.memory_bytes = kAmpleBytes;
+  host.memory_bytes = kMaxGpuBytes;
   return host;
 }
 

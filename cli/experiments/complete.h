@@ -10,9 +10,6 @@
 
 namespace oomdiag {
 
-/// More memory than any program takes, and the most that a virtual GPU can have.
-constexpr int64_t kAmpleBytes = int64_t{16} << 40;
-
 /// Steps after which a run with ample memory is ended though its peak still rises: it grows without end.
 constexpr uint32_t kMaxSteps = 200;
 

@@ -65,9 +65,6 @@ struct FitRun {
   bool learns = false;  ///< made to learn sizes from, on a GPU with more memory than any program needs
 };
 
-/// Memory of the GPU of such runs.
-inline constexpr int64_t kLargestGpu = int64_t{16} << 40;
-
 /// Runs and remembers.
 class Fitter {
  public:

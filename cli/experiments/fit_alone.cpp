@@ -43,7 +43,7 @@ std::vector<MadeAlone> Fitter::make_alone(const std::vector<std::string>& calls)
     ExperimentRequest request{
         .program = {python->front(), experiments_.install().injected() / "oomdiag_calls.py", list, sizes},
         .device = request_.device};
-    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->memory_bytes = kLargestGpu;
+    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->memory_bytes = kMaxGpuBytes;
     experiments_.run(request, on_done_);
     std::ifstream in(sizes);
     auto call = missing.begin();

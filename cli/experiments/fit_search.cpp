@@ -41,7 +41,7 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
 
 std::vector<FitRun> Fitter::learn(const std::vector<Values>& cases) {
   std::vector<std::pair<Values, int64_t>> on_largest;
-  for (const Values& values : cases) on_largest.emplace_back(values, kLargestGpu);
+  for (const Values& values : cases) on_largest.emplace_back(values, kMaxGpuBytes);
   return run_for(Purpose::learn, on_largest);
 }
 
@@ -203,7 +203,7 @@ SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
     guess.passes = find_smallest_gpu_by_function(function, values, kLeastGpu, passes + passes / 8, kPageBytes);
     guess.fails = guess.passes - kPageBytes;
   }
-  const Bracket around = find_bracket(guess, kPageBytes, kLeastGpu, kLargestGpu, try_values);
+  const Bracket around = find_bracket(guess, kPageBytes, kLeastGpu, kMaxGpuBytes, try_values);
   gpu.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
   if (function.is_known() && around == guess) return with_place(gpu, fitter, values);  // smaller ones were computed
   for (int64_t below = 1; below <= kPagesBelow && gpu.bytes - below * kPageBytes >= kLeastGpu;) {

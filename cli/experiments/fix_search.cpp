@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "cli/device/device.h"
 #include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
@@ -81,7 +82,7 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const MeasuredFix& fix = fixes_[which[i]];
     const bool on_gpu = places[i] == Place::gpu;
     const bool wants_figure = on_gpu && fix.unproved.empty() && !fix.measured_peak_bytes;
-    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kAmpleBytes) <= runs_.before().room_bytes;
+    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kMaxGpuBytes) <= runs_.before().room_bytes;
     if (!wants_figure && !wants_proof) continue;
     again.push_back(which[i]);
     places_again.push_back(on_gpu ? Place::with_ample_memory : Place::gpu);
@@ -165,7 +166,7 @@ Fixed Search::run() {
     if (a.helps() && slowdown(a) && slowdown(b)) return *slowdown(a) < *slowdown(b);
     if (a.helps())
       return slowdown(a).has_value() != slowdown(b).has_value() ? slowdown(a).has_value() : a.cost() < b.cost();
-    return a.measured_peak_bytes.value_or(kAmpleBytes) < b.measured_peak_bytes.value_or(kAmpleBytes);
+    return a.measured_peak_bytes.value_or(kMaxGpuBytes) < b.measured_peak_bytes.value_or(kMaxGpuBytes);
   });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   return {.before = runs_.before(),

@@ -23,7 +23,6 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr int kGpusOfHost = 8;
-constexpr int kMaxGpusOfHost = 16;  // what the virtual device can hold: driver/devices.h
 
 int read_rank(const std::string& text, int world_size) {
   int rank = -1;
@@ -62,7 +61,7 @@ void add_host_options(CLI::App& command, RankOptions& options) {
   command
       .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so GPUs, of a host; default: 8")
       ->type_name("N")
-      ->check(range(1, kMaxGpusOfHost));
+      ->check(range(1, kMaxGpus));
   command
       .add_option("--topology", options.topology,
                   "GPUs of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
@@ -80,7 +79,7 @@ Job choose_job(const RankOptions& options, int device_count) {
   }
   const TopologyChoice topology = options.hosts();
   int gpus = device_count > 1 ? device_count : kGpusOfHost;
-  if (topology.gpus > 0) gpus = std::min(topology.gpus, kMaxGpusOfHost);
+  if (topology.gpus > 0) gpus = std::min(topology.gpus, kMaxGpus);
   Job job{.world_size = options.world_size,
           .local_world_size = options.local_world_size > 0 ? options.local_world_size : gpus,
           .topology = topology};

@@ -167,14 +167,6 @@ void enumerate_plans(OpenPlan open, std::size_t of, int64_t budget_bytes, std::o
 
 }  // namespace
 
-RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::size_t> counts) {
-  OpenPlan open(problem);
-  for (std::size_t of = 0; of < counts.size(); ++of) {
-    while (open.plan().counts[of] < counts[of] && open.can_add(of)) open.add(of);
-  }
-  return open.plan();
-}
-
 std::optional<RecomputePlan> find_cheapest_plan(const RecomputeProblem& problem, int64_t budget_bytes) {
   OpenPlan best(problem);
   if (!get_below(best, budget_bytes)) return std::nullopt;

@@ -34,9 +34,6 @@ struct RecomputePlan {
   bool operator==(const RecomputePlan&) const = default;
 };
 
-/// What the first `counts` blocks of each class, checkpointed, make of the peak and the time.
-RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::size_t> counts);
-
 /// The plan of the least time that the search finds with a peak of at most `budget_bytes`; nullopt where it finds none. Greedy
 /// by bytes per nanosecond at the highest position, then single exchanges: in 40 random problems of 4096 plans at most 0.7 % of
 /// a step slower than the best (tests/profiler/cost/test_recompute_plan.cpp).

@@ -15,7 +15,6 @@
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
-namespace {}  // namespace
 
 int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes) {
   const int64_t left = available_bytes - model.fixed_bytes;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <random>
 
 #include "profiler/cost/recompute_plan.h"
@@ -37,12 +38,27 @@ RecomputeProblem make_problem(const std::vector<TestClass>& classes, int64_t fix
   return problem;
 }
 
+/// What the first `counts` blocks of each class, checkpointed, make of the peak and the time.
+RecomputePlan evaluate(const RecomputeProblem& problem, const std::vector<std::size_t>& counts) {
+  RecomputePlan plan{.counts = counts, .step_ns = problem.step_ns};
+  std::vector<int64_t> bytes = problem.bytes;
+  for (std::size_t of = 0; of < counts.size(); ++of) {
+    const BlockClass& one = problem.classes[of];
+    plan.step_ns += static_cast<double>(counts[of]) * one.block_ns;
+    for (std::size_t block = 0; block < counts[of]; ++block) {
+      for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] -= one.freed[block][i];
+    }
+  }
+  plan.peak_bytes = std::ranges::max(bytes);
+  return plan;
+}
+
 /// The fastest of all plans.
 std::optional<RecomputePlan> enumerate(const RecomputeProblem& problem, int64_t budget_bytes) {
   std::optional<RecomputePlan> best;
   std::vector<std::size_t> counts(problem.classes.size());
   while (true) {
-    const RecomputePlan plan = evaluate_plan(problem, counts);
+    const RecomputePlan plan = evaluate(problem, counts);
     if (plan.peak_bytes <= budget_bytes && (!best || plan.step_ns < best->step_ns)) best = plan;
     std::size_t of = 0;
     while (of < counts.size() && counts[of] == problem.classes[of].freed.size()) counts[of++] = 0;
@@ -55,7 +71,7 @@ std::optional<RecomputePlan> enumerate(const RecomputeProblem& problem, int64_t 
 
 TEST_CASE("the fewest of equal blocks that are enough run again, the first ones", "[cost]") {
   const RecomputeProblem problem = make_problem({{8, 100, 10}}, 1000, 240);
-  CHECK(evaluate_plan(problem, {0}) == RecomputePlan{.counts = {0}, .peak_bytes = 1800, .step_ns = 240});
+  CHECK(evaluate(problem, {0}) == RecomputePlan{.counts = {0}, .peak_bytes = 1800, .step_ns = 240});
   CHECK(find_cheapest_plan(problem, 1800)->counts == std::vector<std::size_t>{0});
   CHECK(find_cheapest_plan(problem, 1500) == RecomputePlan{.counts = {3}, .peak_bytes = 1500, .step_ns = 270});
   CHECK(find_cheapest_plan(problem, 1499)->counts == std::vector<std::size_t>{4});
