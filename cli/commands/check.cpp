@@ -3,10 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/process/environment.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/sizes.h"
@@ -59,12 +59,11 @@ int check_file(const CheckOptions& options) {
   const Budgets budgets = read_budgets(options);
   check_writable(options.junit, "--junit");
   const std::vector<Verdict> verdicts = check(load_report(options.path), budgets);
-  const char* const actions = std::getenv("GITHUB_ACTIONS");
   std::string text;
   for (const Verdict& one : verdicts) {
     text += fmt::format("{} {:<18} {}\n", one.kept ? "ok  " : "FAIL", one.budget, one.words);
   }
-  if (options.github || (actions != nullptr && std::string_view(actions) == "true")) {
+  if (options.github || environment("GITHUB_ACTIONS") == "true") {
     text += to_github(verdicts, options.path);
   }
   write_out(text);

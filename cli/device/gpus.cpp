@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
+#include "cli/process/environment.h"
 #include "cli/terminal/nearest.h"
 #include "extension/environment.h"
 #include "extension/virtual_device/device_files/gpu.h"
@@ -22,8 +22,8 @@ namespace {
 
 // OOMDIAG_ARCHITECTURES comes from cli/CMakeLists.txt: "75,80,86,…".
 std::string architectures() {
-  const char* const own = std::getenv(variables::kArchitectures);
-  return own == nullptr || *own == '\0' ? OOMDIAG_ARCHITECTURES : own;
+  const std::string own = environment(variables::kArchitectures);
+  return own.empty() ? OOMDIAG_ARCHITECTURES : own;
 }
 
 /// "7.5, 8.0 and 12.0" of "75,80,120".

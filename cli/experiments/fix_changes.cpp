@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <stdexcept>
 
 #include "cli/experiments/fix.h"
+#include "cli/process/environment.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/step_model.h"
@@ -62,8 +62,8 @@ const char* autocast_of(const Target& target) {
 }
 
 std::string with_setting(const char* variable, const std::string& setting) {
-  const char* const before = std::getenv(variable);
-  return before == nullptr || *before == '\0' ? setting : fmt::format("{},{}", before, setting);
+  const std::string before = environment(variable);
+  return before.empty() ? setting : fmt::format("{},{}", before, setting);
 }
 
 /// What a phase took at most, in any step; 0 if there was none.

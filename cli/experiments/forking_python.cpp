@@ -13,19 +13,13 @@
 #include "cli/process/forked_program.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
+#include "cli/python/python.h"
 #include "extension/environment.h"
 
 namespace oomdiag {
 namespace {
 
 constexpr const char* kPythonPath = "PYTHONPATH";
-
-/// "python", "python3", "python3.11", in whatever folder.
-bool is_python(const std::string& word) {
-  const std::string name = std::filesystem::path(word).filename();
-  constexpr std::string_view kName = "python";
-  return name.starts_with(kName) && name.find_first_not_of("0123456789.", kName.size()) == name.npos;
-}
 
 bool has_fixes(const DiagnosisRequest& request) {
   return std::ranges::any_of(request.environment, [](const auto& one) { return one.first == variables::kFixes; });

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "cli/device/device.h"
 #include "cli/device/real_gpu.h"
 #include "cli/launch/diagnosis.h"
+#include "cli/process/environment.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/python/install.h"
 #include "cli/python/python.h"
@@ -152,8 +152,7 @@ void read_versions(const nlohmann::json& answer, Checkup& checkup) {
 void read_settings(Checkup& checkup) {
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
                            "CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "CUBLAS_WORKSPACE_CONFIG", "LD_PRELOAD"}) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') checkup.settings.emplace_back(name, value);
+    if (const std::string value = environment(name); !value.empty()) checkup.settings.emplace_back(name, value);
   }
 }
 

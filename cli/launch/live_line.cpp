@@ -72,10 +72,7 @@ LiveLine::~LiveLine() {
 
 void LiveLine::update(const std::filesystem::path& run_folder) noexcept try {
   if (!shown_ || tcgetpgrp(STDERR_FILENO) != getpgrp()) return;  // in the background the terminal is not ours
-  if (follower_ == nullptr) {
-    const auto traces = find_traces(run_folder);
-    if (!traces.empty()) follower_ = TraceFollower::open(traces.front());
-  }
+  if (follower_ == nullptr) follower_ = follow_run(run_folder);
   if (follower_ == nullptr) return;
   const TerminalSize size = terminal_size(STDERR_FILENO);
   const int rows = static_cast<int>(size.rows);

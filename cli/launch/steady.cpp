@@ -24,10 +24,7 @@ SteadyWatch::SteadyWatch(SteadyRule rule) : rule_(rule), start_(std::chrono::ste
 SteadyWatch::~SteadyWatch() = default;
 
 void SteadyWatch::look(const std::filesystem::path& run_folder) {
-  if (follower_ == nullptr) {
-    const auto traces = find_traces(run_folder);
-    if (!traces.empty()) follower_ = TraceFollower::open(traces.front());
-  }
+  if (follower_ == nullptr) follower_ = follow_run(run_folder);
   if (follower_ == nullptr || is_over_) return;
   const LiveFigures& figures = follower_->read_on();
   const auto now = std::chrono::steady_clock::now();

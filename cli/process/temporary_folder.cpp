@@ -9,9 +9,9 @@
 
 namespace oomdiag {
 
-TemporaryFolder::TemporaryFolder() {
+TemporaryFolder::TemporaryFolder(std::filesystem::path parent) {
   std::error_code error;
-  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (parent.empty()) parent = std::filesystem::temp_directory_path(error);
   std::string name = (parent / "oomdiag-XXXXXX").string();
   if (!error && mkdtemp(name.data()) == nullptr) error.assign(errno, std::generic_category());
   if (error) {

@@ -23,11 +23,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <sstream>
 
+#include "cli/process/environment.h"
 #include "cli/process/launcher.h"
+#include "cli/process/read_file.h"
 #include "cli/process/workers.h"
 #include "cli/python/cache.h"
 #include "cli/python/install.h"
@@ -61,11 +62,6 @@ constexpr const char* kStillWorks =
     "explain with "
     "snapshots of torch.cuda.memory._dump_snapshot()";
 
-std::string read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 /// FNV-1a of flags, sources and headers: others are another recorder.
 uint64_t hash_sources(const Install& install) {
   std::vector<fs::path> files{install.units};
@@ -84,7 +80,7 @@ uint64_t hash_sources(const Install& install) {
   };
   for (const char* flag : kFlags) add(flag);
   for (const char* flag : kStandards) add(flag);
-  for (const fs::path& file : files) add(read_text(file));
+  for (const fs::path& file : files) add(read_file(file));
   return hash;
 }
 
@@ -122,7 +118,7 @@ Error cannot(const TorchOfPython& torch, const std::string& why, const std::stri
 
 std::string find_compiler(const TorchOfPython& torch) {
   std::vector<std::string> names{"g++", "c++", "g++-14", "g++-13", "g++-12", "clang++"};
-  if (const char* own = std::getenv("CXX"); own != nullptr && *own != '\0') names = {own};
+  if (const std::string own = environment("CXX"); !own.empty()) names = {own};
   for (const std::string& name : names) {
     const auto version = output_of({name, "-dumpversion"});
     if (version && std::atoi(version->c_str()) >= 11) return name;
@@ -162,7 +158,7 @@ class Build {
     fs::remove_all(folder_, error);
     if (!error && mkdir(folder_.c_str(), S_IRWXU) != 0) error.assign(errno, std::generic_category());
     if (error) throw cannot(torch_, fmt::format("'{}': {}", folder_.string(), error.message()), "set XDG_CACHE_HOME");
-    compile(compiler, read_units(read_text(install_.units)));
+    compile(compiler, read_units(read_file(install_.units)));
     link(compiler);
     check();
   }
@@ -270,7 +266,7 @@ class Build {
 
   /// The line that says what is wrong, of a compiler, a linker or Python.
   static std::string complaint_in(const fs::path& log) {
-    std::istringstream lines(read_text(log));
+    std::istringstream lines(read_file(log));
     std::string last;
     for (std::string line; std::getline(lines, line);) {
       if (line.find("error:") != line.npos) return line;
@@ -323,9 +319,9 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
     if (fs::is_directory(entry->path() / "include", ignored)) folders.push_back(entry->path() / "include");
   }
   std::ranges::sort(folders);
-  const char* const conda = std::getenv("CONDA_PREFIX");
+  const std::string conda = environment("CONDA_PREFIX");
   for (const fs::path& last : {packages / "triton" / "backends" / "nvidia" / "include",
-                               fs::path(conda == nullptr ? "/nowhere" : conda) / "targets" / kCondaTarget / "include",
+                               fs::path(conda.empty() ? "/nowhere" : conda) / "targets" / kCondaTarget / "include",
                                fs::path("/usr/local/cuda/include")}) {
     if (fs::is_directory(last, ignored)) folders.push_back(last);
   }
@@ -333,7 +329,7 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
 }
 
 bool has_old_strings(const fs::path& torch) {
-  return read_text(torch / "lib" / "libc10.so").find("_ZN3c105ErrorC1ENS_14SourceLocationESs") != std::string::npos;
+  return read_file(torch / "lib" / "libc10.so").find("_ZN3c105ErrorC1ENS_14SourceLocationESs") != std::string::npos;
 }
 
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install) {

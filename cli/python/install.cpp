@@ -1,7 +1,6 @@
 #include "cli/python/install.h"
 
-#include <cstdlib>
-
+#include "cli/process/environment.h"
 #include "extension/environment.h"
 
 // OOMDIAG_SOURCE, OOMDIAG_PYTHON and OOMDIAG_TORCH_VERSION come from cli/CMakeLists.txt.
@@ -30,7 +29,7 @@ Install of_build(const fs::path& build) {
 
 /// As scripts/cmake/install.cmake puts it. `oomdiag` of the Python package says in OOMDIAG_PYTHON whose it is.
 Install of_prefix(const fs::path& prefix) {
-  const char* const python = std::getenv(variables::kPython);
+  const std::string python = environment(variables::kPython);
   const fs::path libraries = prefix / "lib" / "oomdiag";
   const fs::path share = prefix / "share" / "oomdiag";
   return {
@@ -41,7 +40,7 @@ Install of_prefix(const fs::path& prefix) {
       .gpus = share / "device_files",
       .sources = share / "sources",
       .units = share / "recorder_units.txt",
-      .python = python == nullptr || *python == '\0' ? "python3" : python,
+      .python = python.empty() ? "python3" : python,
   };
 }
 

@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <string_view>
 
 #include "profiler/error.h"
@@ -60,29 +57,18 @@ bool can_be_preloaded(const std::filesystem::path& path) {
 
 PreloadFolder::PreloadFolder(const std::filesystem::path& folder) : path_(folder) {
   if (can_be_preloaded(folder)) return;
-  std::error_code ignored;
-  std::filesystem::path parent = std::filesystem::temp_directory_path(ignored);
-  if (parent.empty() || !can_be_preloaded(parent)) parent = "/tmp";
-  std::string name = (parent / "oomdiag-XXXXXX").string();
   std::error_code error;
-  if (mkdtemp(name.data()) == nullptr) error.assign(errno, std::generic_category());
-  if (!error) {
-    temporary_ = name;
-    path_ = temporary_ / "lib";
-    std::filesystem::create_directory_symlink(folder, path_, error);
-  }
+  const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+  link_.emplace(!temporary.empty() && can_be_preloaded(temporary) ? temporary : "/tmp");
+  path_ = link_->path() / "lib";
+  std::filesystem::create_directory_symlink(folder, path_, error);
   if (error) {
     throw Error(
-        ErrorKind::environment, fmt::format("cannot make a link in '{}': {}", parent.string(), error.message()),
+        ErrorKind::environment, fmt::format("cannot make a link in '{}': {}", link_->path().string(), error.message()),
         fmt::format("the loader cannot preload from '{}', whose path has a space, a colon or '$'; set TMPDIR to a "
                     "folder that can be written, or move oomdiag",
                     folder.string()));
   }
-}
-
-PreloadFolder::~PreloadFolder() {
-  std::error_code ignored;
-  if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
 }
 
 }  // namespace oomdiag

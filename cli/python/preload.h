@@ -1,7 +1,10 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+
+#include "cli/process/temporary_folder.h"
 
 namespace oomdiag {
 
@@ -26,15 +29,12 @@ class PreloadFolder {
  public:
   /// Throws Error(environment) if no link can be made.
   explicit PreloadFolder(const std::filesystem::path& folder);
-  ~PreloadFolder();
-  PreloadFolder(const PreloadFolder&) = delete;
-  PreloadFolder& operator=(const PreloadFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path temporary_;
+  std::optional<TemporaryFolder> link_;
 };
 
 }  // namespace oomdiag

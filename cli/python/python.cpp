@@ -6,10 +6,11 @@
 #include <cctype>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
+#include "cli/process/environment.h"
 #include "cli/process/launcher.h"
+#include "cli/process/read_file.h"
 #include "cli/python/first_use.h"
 #include "cli/python/install.h"
 #include "cli/terminal/terminal.h"
@@ -62,8 +63,7 @@ std::string value_of(std::string_view text, std::string_view name) {
 
 fs::path find_in_path(const std::string& program) {
   if (program.find('/') != program.npos) return program;
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
+  std::istringstream folders(environment("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
     std::error_code ignored;
     if (fs::is_regular_file(fs::path(folder) / program, ignored)) return fs::path(folder) / program;
@@ -118,8 +118,7 @@ std::optional<TorchOfPython> look_at_torch(const std::string& python) {
   std::getline(lines, origin);
   if (origin.empty()) return torch;
   torch.folder = fs::path(origin).parent_path();
-  std::ifstream file(torch.folder / "version.py");
-  read_version_py(std::string(std::istreambuf_iterator<char>(file), {}), torch);
+  read_version_py(read_file(torch.folder / "version.py"), torch);
   return torch;
 }
 

@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "cli/device/snapshot_device.h"
 #include "cli/process/launcher.h"
+#include "cli/process/read_file.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/reports/alive.h"
 #include "cli/reports/bundle.h"
@@ -66,10 +65,8 @@ Report read_report(const fs::path& file) {
     throw Error(ErrorKind::input,
                 fmt::format("'{}' is no report of oomdiag: it has {} MiB", file.string(), bytes >> 20), kTakes);
   }
-  std::ifstream stream(file, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
   try {
-    return from_json(text);
+    return from_json(read_file(file));
   } catch (const Error& error) {
     throw Error(error.kind(), fmt::format("'{}': {}", file.string(), error.what()), error.hint());
   }

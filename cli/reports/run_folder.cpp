@@ -15,6 +15,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/printable.h"
+#include "profiler/trace/follower.h"
 #include "profiler/whole_number.h"
 
 namespace oomdiag {
@@ -109,6 +110,11 @@ std::vector<fs::path> find_traces(const fs::path& folder) {
   });
   if (fs::exists(folder / "trace", ignored)) traces.insert(traces.begin(), folder / "trace");
   return traces;
+}
+
+std::unique_ptr<TraceFollower> follow_run(const fs::path& folder) {
+  const std::vector<fs::path> traces = find_traces(folder);
+  return traces.empty() ? nullptr : TraceFollower::open(traces.front());
 }
 
 namespace {

@@ -4,11 +4,14 @@
 
 #include <array>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace oomdiag {
+
+class TraceFollower;
 
 /// In the current folder: where runs go that name no folder. Git ignores what is in it.
 inline constexpr std::string_view kRunsFolder = "oomdiag-runs";
@@ -59,6 +62,9 @@ struct Leftovers {
 
 /// The traces of all processes of a run: the one in the folder itself first, then those of ranks in their order, then others.
 std::vector<std::filesystem::path> find_traces(const std::filesystem::path& folder);
+
+/// Follows the first of them while the run lasts; null where there is none yet.
+std::unique_ptr<TraceFollower> follow_run(const std::filesystem::path& folder);
 
 Leftovers look_into(const std::filesystem::path& folder);
 

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/device/rates.h"
+#include "cli/process/read_file.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/cost/communication.h"
 #include "profiler/cost/metered_operator.h"
@@ -25,9 +25,10 @@ namespace oomdiag {
 namespace {
 
 std::optional<MeteredRun> read_metered_run(const std::filesystem::path& trace) {
-  std::ifstream stream(trace.parent_path() / kWorkFile, std::ios::binary);
-  if (!stream) return std::nullopt;
-  return parse_metered_run(std::string(std::istreambuf_iterator<char>(stream), {}));
+  const std::filesystem::path file = trace.parent_path() / kWorkFile;
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return std::nullopt;
+  return parse_metered_run(read_file(file));
 }
 
 std::string gpu_of(const Report& report) {
