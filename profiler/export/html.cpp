@@ -6,6 +6,7 @@
 #include "profiler/export/embed.h"
 #include "profiler/export/picture.h"
 #include "profiler/replay/history.h"
+#include "profiler/report/holders_table.h"
 #include "profiler/report/json.h"
 #include "profiler/report/json_text.h"
 #include "profiler/report/report.h"
@@ -77,9 +78,12 @@ std::string inside_script(std::string_view json) {
 }  // namespace
 
 std::string page_data(const Report& report, const std::vector<GpuPicture>& gpus) {
-  Json drawn = Json::array(), categories = Json::array();
+  Json drawn = Json::array(), categories;
   for (const GpuPicture& gpu : gpus) drawn.push_back(to_json(gpu));
-  for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
+  for (size_t c = 0; c < kCategoryCount; ++c) {
+    const auto category = static_cast<Category>(c);
+    categories[std::string(name_of(category))] = label_of(category);
+  }
   return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"gpus\":" + json_text(drawn) +
          ",\"categories\":" + json_text(categories) +
          ",\"text\":" + json_text(Json(to_text(report, {.unicode = true, .all = true}))) + "}";

@@ -154,10 +154,18 @@ void non_pytorch_details(Holders& table, const ReportOfDevice& device) {
 }
 
 /// The categories in the order in which a report has them.
-constexpr std::array<Category, kCategoryCount> kOrder = {
-    Category::activation, Category::activation_gradient, Category::input,     Category::output,
-    Category::temporary,  Category::workspace,           Category::parameter, Category::buffer,
-    Category::gradient,   Category::optimizer_state,     Category::unknown};
+constexpr std::array<std::pair<Category, std::string_view>, kCategoryCount> kCategories = {
+    {{Category::activation, "activations (saved for backward)"},
+     {Category::activation_gradient, "activation gradients"},
+     {Category::input, "inputs"},
+     {Category::output, "outputs (live, not saved)"},
+     {Category::temporary, "temporaries"},
+     {Category::workspace, "workspace (cuDNN, cuBLAS)"},
+     {Category::parameter, "parameters"},
+     {Category::buffer, "buffers"},
+     {Category::gradient, "gradients"},
+     {Category::optimizer_state, "optimizer state"},
+     {Category::unknown, "unknown"}}};
 
 /// What is no category, in the order in which it follows them.
 struct MemoryRow {
@@ -178,36 +186,12 @@ std::vector<MemoryRow> rows_behind_categories(const ReportOfDevice& device) {
 }  // namespace
 
 std::string_view label_of(Category category) {
-  switch (category) {
-    case Category::activation:
-      return "activations (saved for backward)";
-    case Category::activation_gradient:
-      return "activation gradients";
-    case Category::input:
-      return "inputs";
-    case Category::output:
-      return "outputs (live, not saved)";
-    case Category::temporary:
-      return "temporaries";
-    case Category::workspace:
-      return "workspace (cuDNN, cuBLAS)";
-    case Category::parameter:
-      return "parameters";
-    case Category::buffer:
-      return "buffers";
-    case Category::gradient:
-      return "gradients";
-    case Category::optimizer_state:
-      return "optimizer state";
-    case Category::unknown:
-      return "unknown";
-  }
-  return {};
+  return std::ranges::find(kCategories, category, [](const auto& one) { return one.first; })->second;
 }
 
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
   Holders table(device, options);
-  for (const Category category : kOrder) category_rows(table, device, label_of(category), category);
+  for (const auto& [category, label] : kCategories) category_rows(table, device, label, category);
   for (const MemoryRow& row : rows_behind_categories(device)) {
     table.row(row.label, row.bytes);
     if (row.label.starts_with("non-PyTorch") && row.bytes > 0) non_pytorch_details(table, device);
@@ -218,9 +202,7 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
 std::string memory_table(const ReportOfDevice& device, size_t at_most, const TextOptions& options) {
   Holders table(device, options);
   std::vector<MemoryRow> rows;
-  for (const Category category : kOrder) {
-    rows.push_back({std::string(label_of(category)), bytes_of(device, category)});
-  }
+  for (const auto& [category, label] : kCategories) rows.push_back({std::string(label), bytes_of(device, category)});
   for (MemoryRow& row : rows_behind_categories(device)) rows.push_back(std::move(row));
   std::erase_if(rows, [&](const MemoryRow& row) { return !table.shows(row.bytes); });
   int64_t others = 0;

@@ -4,10 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report;
 const words = {
-  parameter: "parameters", buffer: "buffers", gradient: "gradients", optimizer_state: "optimizer state",
-  activation: "activations (saved for backward)", input: "inputs", output: "outputs (live, not saved)",
-  activation_gradient: "activation gradients", temporary: "temporaries", workspace: "workspaces",
-  unknown: "unknown", requested: "requested, and not there", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
+  ...data.categories, requested: "requested, and not there", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
 };
 const word = name => words[name] || name;
 const color = name => name === "requested" ? "var(--bad)" : `var(--${words[name] ? name : "others"})`;
@@ -179,7 +176,7 @@ function showRun(device) {
 function splitRequest(rows, bytes) {
   const last = rows[rows.length - 1], before = rows[rows.length - 2];
   if (!before) return;
-  const name = data.categories.find(category => last[category] - before[category] >= bytes);
+  const name = Object.keys(data.categories).find(category => last[category] - before[category] >= bytes);
   if (!name) return;
   last[name] -= bytes;
   last.requested = bytes;
@@ -193,13 +190,13 @@ function showStep(device, picture) {
   one("#step-title").textContent = device.failure ? `Step ${step.step}, up to the request that failed` : `Step ${step.step}`;
   const rows = step.points.map(([position, bytes]) => {
     const row = { position };
-    data.categories.forEach((name, i) => { row[name] = bytes[i]; });
+    Object.keys(data.categories).forEach((name, i) => { row[name] = bytes[i]; });
     row.sum = d3.sum(bytes);
     return row;
   });
   const last = rows[rows.length - 1];
   if (device.failure) splitRequest(rows, device.failure.requested_bytes);
-  const used = [...data.categories, "requested"].filter(name => rows.some(row => row[name] > 0));
+  const used = [...Object.keys(data.categories), "requested"].filter(name => rows.some(row => row[name] > 0));
   legend(section, used.map(name => [word(name), color(name)]));
   // The last change is to be seen, too: at an OOM it is the request.
   rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
