@@ -16,6 +16,7 @@
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"
+#include "profiler/snapshot/actions.h"
 #include "profiler/trace/stack_call.h"
 #include "profiler/trace/trace.h"
 
@@ -83,29 +84,6 @@ class Frames {
   std::map<std::string_view, std::string_view> stacks_;  ///< of lines
 };
 
-const char* action_of(EventKind kind) {
-  switch (kind) {
-    case EventKind::alloc:
-      return "alloc";
-    case EventKind::free_requested:
-      return "free_requested";
-    case EventKind::free_completed:
-      return "free_completed";
-    case EventKind::segment_alloc:
-      return "segment_alloc";
-    case EventKind::segment_free:
-      return "segment_free";
-    case EventKind::segment_map:
-      return "segment_map";
-    case EventKind::segment_unmap:
-      return "segment_unmap";
-    case EventKind::out_of_memory:
-      return "oom";
-    default:
-      return nullptr;
-  }
-}
-
 /// The state of a device that a snapshot shows, and the last event of its history.
 struct ShownState {
   std::vector<SegmentLayout> segments;
@@ -130,7 +108,7 @@ ShownState final_state(const Trace& trace, const DeviceHistory& device) {
     if (at->device != index) continue;
     const bool before = at->kind == EventKind::segment_state && (at->flags & kBeforeRecording) != 0;
     if (before) blocks.adopt(find_initial_layout(trace.events, at.index()), index);
-    if (action_of(at->kind) == nullptr) continue;
+    if (action_of(at->kind).empty()) continue;
     blocks.apply(*at, static_cast<uint32_t>(at.index()));
     if (at->kind == EventKind::alloc) places[at->address] = locate(trace, nodes, *at);
   }
@@ -267,7 +245,7 @@ class SnapshotWriter {
     pickler_.begin_list();
     for (auto at = trace_.events.begin(); at != trace_.events.end() && at.index() < end; ++at) {
       if (at->kind == EventKind::nodes_created) nodes.add(*at);
-      if (at->device == device && action_of(at->kind) != nullptr) write_entry(*at, place_of(nodes, *at));
+      if (at->device == device && !action_of(at->kind).empty()) write_entry(*at, place_of(nodes, *at));
     }
     pickler_.end_list();
   }
@@ -291,7 +269,7 @@ class SnapshotWriter {
     const bool completed = event.kind == EventKind::free_requested && (event.flags & kFreeCompleted) != 0;
     if (completed) write_entry("free_completed", event, where);
   }
-  void write_entry(const char* action, const Event& event, const Where& where) {
+  void write_entry(std::string_view action, const Event& event, const Where& where) {
     pickler_.begin_dict();
     pickler_.item("action", action);
     pickler_.item(event.kind == EventKind::out_of_memory ? "device_free" : "addr", static_cast<int64_t>(event.address));

@@ -15,6 +15,7 @@
 #include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"
+#include "profiler/snapshot/actions.h"
 #include "profiler/snapshot/align.h"
 #include "profiler/snapshot/window.h"
 #include "profiler/trace/trace.h"
@@ -25,14 +26,8 @@ namespace {
 constexpr size_t kMaxDifferences = 10;
 constexpr size_t kMaxLookedAt = 1 << 12;  // differences, to find what explains them
 
-const char* word_for(EventKind kind) {
-  if (kind == EventKind::alloc) return "alloc";
-  if (kind == EventKind::free_requested) return "free";
-  if (kind == EventKind::segment_alloc) return "segment_alloc";
-  if (kind == EventKind::segment_free) return "segment_free";
-  if (kind == EventKind::segment_map) return "segment_map";
-  return "segment_unmap";
-}
+/// Both halves of a free are compared as one.
+std::string_view word_for(EventKind kind) { return kind == EventKind::free_requested ? "free" : action_of(kind); }
 
 bool is_of_segment(EventKind kind) {
   return kind == EventKind::segment_alloc || kind == EventKind::segment_free || kind == EventKind::segment_map ||
@@ -79,7 +74,7 @@ class Locator {
       if (at_->kind == EventKind::nodes_created) nodes_.add(*at_);
     }
     return {.number = number + 1,
-            .what = word_for(at_->kind),
+            .what = std::string(word_for(at_->kind)),
             .bytes = at_->bytes,
             .where = describe(locate(trace_, nodes_, *at_))};
   }

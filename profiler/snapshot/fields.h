@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "profiler/snapshot/pickle.h"
@@ -37,33 +38,16 @@ enum class SnapshotField : uint8_t {
   count
 };
 
-inline constexpr std::array<std::pair<std::string_view, SnapshotField>, 22> kFields = {
-    {{"name", SnapshotField::name},
-     {"filename", SnapshotField::filename},
-     {"line", SnapshotField::line},
-     {"action", SnapshotField::action},
-     {"addr", SnapshotField::addr},
-     {"device_free", SnapshotField::device_free},
-     {"address", SnapshotField::address},
-     {"size", SnapshotField::size},
-     {"stream", SnapshotField::stream},
-     {"time_us", SnapshotField::time_us},
-     {"frames", SnapshotField::frames},
-     {"history", SnapshotField::history},
-     {"state", SnapshotField::state},
-     {"requested_size", SnapshotField::requested_size},
-     {"real_size", SnapshotField::real_size},
-     {"total_size", SnapshotField::total_size},
-     {"segment_type", SnapshotField::segment_type},
-     {"is_expandable", SnapshotField::is_expandable},
-     {"device", SnapshotField::device},
-     {"blocks", SnapshotField::blocks},
-     {"user_metadata", SnapshotField::user_metadata},
-     {"fx_original_trace", SnapshotField::fx_original_trace}}};
+/// In the order of their values, from 1.
+inline constexpr std::array<std::string_view, static_cast<size_t>(SnapshotField::count) - 1> kFieldNames = {
+    "name",    "filename",       "line",          "action",           "addr",         "device_free",
+    "address", "size",           "stream",        "time_us",          "frames",       "history",
+    "state",   "requested_size", "real_size",     "total_size",       "segment_type", "is_expandable",
+    "device",  "blocks",         "user_metadata", "fx_original_trace"};
 
 inline SnapshotField field_of(std::string_view key) {
-  const auto found = std::find_if(kFields.begin(), kFields.end(), [&](const auto& one) { return one.first == key; });
-  return found == kFields.end() ? SnapshotField::none : found->second;
+  const auto found = std::ranges::find(kFieldNames, key);
+  return found == kFieldNames.end() ? SnapshotField::none : static_cast<SnapshotField>(found - kFieldNames.begin() + 1);
 }
 
 /// The items of one dictionary, by field. Filled again and again, so that each costs no more than the items it has.

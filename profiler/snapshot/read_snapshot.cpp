@@ -8,6 +8,7 @@
 
 #include "profiler/error.h"
 #include "profiler/event.h"
+#include "profiler/snapshot/actions.h"
 #include "profiler/snapshot/fields.h"
 #include "profiler/snapshot/pickle.h"
 #include "profiler/snapshot/places.h"
@@ -29,23 +30,6 @@ namespace oomdiag {
 namespace {
 
 using Kind = PickleValue::Kind;
-
-EventKind kind_of(std::string_view action) {
-  constexpr std::array<std::pair<std::string_view, EventKind>, 9> kActions = {
-      {{"alloc", EventKind::alloc},
-       {"free_requested", EventKind::free_requested},
-       {"free_completed", EventKind::free_completed},
-       {"free", EventKind::free_completed},
-       {"segment_alloc", EventKind::segment_alloc},
-       {"segment_free", EventKind::segment_free},
-       {"segment_map", EventKind::segment_map},
-       {"segment_unmap", EventKind::segment_unmap},
-       {"oom", EventKind::out_of_memory}}};
-  for (const auto& [text, kind] : kActions) {
-    if (text == action) return kind;
-  }
-  return EventKind::none;
-}
 
 SnapshotBlock::State state_of(std::string_view name) {
   if (name == "active_allocated") return SnapshotBlock::State::allocated;
@@ -158,7 +142,7 @@ class SnapshotReader {
     if (!word.is(Kind::text)) return EventKind::none;
     if (word.index() >= kinds_.size()) kinds_.resize(word.index() + 1);
     std::optional<EventKind>& known = kinds_[word.index()];
-    if (!known) known = kind_of(pickle.text(word));
+    if (!known) known = kind_of_action(pickle.text(word));
     return *known;
   }
 
