@@ -50,11 +50,7 @@ std::string label_with_shape(const LiveBlock& block) {
 }
 
 std::string place_of(const LiveBlock& block) {
-  std::string place;
-  for (const std::string_view part : {block.made.node, block.made.op, block.made.module, block.made.source}) {
-    if (!part.empty()) place += fmt::format("{}{}", place.empty() ? "" : " ← ", part);
-  }
-  return place;
+  return joined_by_arrows({block.made.node, block.made.op, block.made.module, block.made.source});
 }
 
 // A piece that is narrower than can be seen joins the one before it, whatever it is.

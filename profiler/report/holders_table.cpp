@@ -219,13 +219,11 @@ std::string memory_table(const ReportOfDevice& device, size_t at_most, const Tex
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options) {
   if (!device.growth.empty() && (!device.cause || device.cause->kind == CauseKind::leak)) {
     const ReportGrowth& growth = device.growth.front();
-    std::string place;
-    for (const std::string& part : {growth.op, growth.module, short_source(growth.source)}) {
-      if (!part.empty()) place += (options.unicode ? " ← " : " <- ") + printable(part, 60);
-    }
+    const std::string place = joined_by_arrows(
+        {in_words(std::string(oomdiag::name_of(growth.kind))), growth.op, growth.module, short_source(growth.source)},
+        options.unicode, 60);
     const std::string referrer = growth.referrer.empty() ? "" : printable(growth.referrer, 160) + ": ";
-    return fmt::format("{}{}{}, {} per step", referrer, in_words(std::string(oomdiag::name_of(growth.kind))), place,
-                       with_unit(growth.bytes_per_step));
+    return fmt::format("{}{}, {} per step", referrer, place, with_unit(growth.bytes_per_step));
   }
   const auto most = std::ranges::max_element(device.top_allocations, {}, &ReportHolder::bytes);
   if (most == device.top_allocations.end() || most->bytes == 0) return {};

@@ -14,13 +14,10 @@ namespace {
 
 template <class Place>
 std::string describe(const Place& place, const TextOptions& options) {
-  std::string text;
-  for (const std::string& part :
-       {place.node, place.op, place.module, short_source(place.inner_source), short_source(place.source)}) {
-    if (part.empty()) continue;
-    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(part, 60);
-  }
-  return text;
+  constexpr size_t kColumnsOfPart = 60;
+  return joined_by_arrows(
+      {place.node, place.op, place.module, short_source(place.inner_source), short_source(place.source)},
+      options.unicode, kColumnsOfPart);
 }
 
 /// PyTorch's inline functions are compiled into the program itself.
@@ -35,6 +32,14 @@ void add(std::string& text, std::string_view label, const std::string& value) {
 }
 
 std::string short_source(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
+
+std::string joined_by_arrows(const std::vector<std::string_view>& parts, bool unicode, size_t columns) {
+  std::string text;
+  for (const std::string_view part : parts) {
+    if (!part.empty()) text += (text.empty() ? "" : unicode ? " ← " : " <- ") + printable(part, columns);
+  }
+  return text;
+}
 
 // A module is what people know; an op is the next best.
 std::string_view label_of(const Where& where) {
@@ -61,11 +66,9 @@ std::string callers_text(const ReportFailure& failure, const TextOptions& option
     if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
     callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 100));
   }
-  std::string text;
-  for (size_t i = 0; i < std::min(callers.size(), kMaxCallers); ++i) {
-    text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
-  }
-  return text;
+  if (callers.empty()) return {};
+  callers.resize(std::min(callers.size(), kMaxCallers));
+  return "from " + joined_by_arrows({callers.begin(), callers.end()}, options.unicode);
 }
 
 }  // namespace oomdiag

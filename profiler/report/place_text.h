@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
@@ -18,6 +19,10 @@ std::string short_source(std::string_view source);
 /// What a place or a block is called in few words: its name, module or operator.
 std::string_view label_of(const Where& where);
 std::string_view label_of(const LiveBlock& block);
+
+/// "aten::relu ← relu1 ← train.py:31": those that are there, each at most `columns` wide.
+std::string joined_by_arrows(const std::vector<std::string_view>& parts, bool unicode = true,
+                             size_t columns = std::string::npos);
 
 /// "ReluBackward0 ← aten::relu ← relu1 ← modeling.py:7 ← train.py:31", what is known of it.
 std::string place_text(const ReportPeak& peak, const TextOptions& options);

@@ -97,12 +97,10 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
                      fmt::format("{:>12}{:>12}\n", "per step", "so far");
   for (size_t i = 0; i < device.growth.size() && i < kMaxRows; ++i) {
     const ReportGrowth& growth = device.growth[i];
-    const std::string arrow = options.unicode ? " ← " : " <- ";
-    std::string label = in_words(std::string(name_of(growth.kind))), place;
-    for (const std::string& part : {growth.op, growth.module, short_source(growth.source)}) {
-      if (!part.empty()) place += (place.empty() ? "" : arrow) + part;
-    }
-    const std::string both = place.empty() ? label : fmt::format("{}{}{}", label, arrow, place);
+    const std::string label = in_words(std::string(name_of(growth.kind)));
+    const std::string place =
+        joined_by_arrows({growth.op, growth.module, short_source(growth.source)}, options.unicode);
+    const std::string both = joined_by_arrows({label, place}, options.unicode);
     const bool in_one_line = count_columns(printable(both, kMaxColumns)) <= kGrowthColumns - 5;
     text += "    " + padded(printable(in_one_line ? both : label, kGrowthColumns - 5), kGrowthColumns - 4) +
             fmt::format("{:>12}{:>12}\n", with_unit(growth.bytes_per_step), with_unit(growth.grown_bytes));
