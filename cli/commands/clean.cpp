@@ -13,6 +13,7 @@
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
+#include "profiler/counted.h"
 #include "profiler/error.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/report/printable.h"
@@ -159,7 +160,7 @@ int clean(const CleanOptions& options) {
         fmt::format("  {:<34}{:>12}  {:<14}{}\n", as_typed(fs::absolute(run.path)), with_unit(run.bytes), age, what);
   }
   const std::string sum =
-      count == 0 ? "nothing to remove" : fmt::format("{} run{}, {}", count, count == 1 ? "" : "s", with_unit(bytes));
+      count == 0 ? "nothing to remove" : fmt::format("{}, {}", counted(count, "run"), with_unit(bytes));
   text =
       fmt::format("oomdiag: {}{}\n", sum, removes && count > 0 ? " removed" : "") + (text.empty() ? "" : "\n" + text);
   if (!removes && count > 0)

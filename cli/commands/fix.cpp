@@ -24,6 +24,7 @@
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
+#include "profiler/counted.h"
 #include "profiler/error.h"
 #include "profiler/export/search_page.h"
 #include "profiler/report/report.h"
@@ -254,7 +255,8 @@ int fix(FixOptions options) {
     throw;
   }
   steps.hide();
-  if (found.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", found.runs));
+  if (found.interrupted_by != 0)
+    say(fmt::format("interrupted after {}; what was measured:", counted(found.runs, "run")));
   if (!output.empty()) write_whole(found.json + "\n", output);
   write_out(options.json ? found.json + "\n" : found.text);
   const SearchPage page{

@@ -7,6 +7,7 @@
 #include "cli/experiments/fit_plan.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/counted.h"
 #include "profiler/report/work.h"
 
 namespace oomdiag {
@@ -79,8 +80,8 @@ std::string plans_text(const std::vector<Plan>& plans, const std::string& search
                     has_peak ? to_gib(plan.reserved_bytes) : "", step_text(plan), speed_text(plan), outcome_of(plan));
   }
   const std::string of_each = searched.empty() ? "" : fmt::format(" with the largest {} that was found", searched);
-  return text + fmt::format("\n  {} plan{}{}, of each one rank of every kind; peaks measured, times modelled\n",
-                            plans.size(), plans.size() == 1 ? "" : "s", of_each);
+  return text + fmt::format("\n  {}{}, of each one rank of every kind; peaks measured, times modelled\n",
+                            counted(plans.size(), "plan"), of_each);
 }
 
 std::string plans_json(const std::vector<Plan>& plans, const std::string& searched) {

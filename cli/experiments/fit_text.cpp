@@ -11,6 +11,7 @@
 #include "cli/experiments/fit_values.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/counted.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/report/table.h"
 
@@ -157,18 +158,18 @@ Json values_of(const std::string& variable, const LargestValue* largest) {
 }
 
 std::string calls_text(std::size_t calls_alone) {
-  return calls_alone == 0
-             ? std::string()
-             : fmt::format("\n  {} operator calls made alone, for sizes that no polynomial gives", calls_alone);
+  return calls_alone == 0 ? std::string()
+                          : fmt::format("\n  {} made alone, for sizes that no polynomial gives",
+                                        counted(calls_alone, "operator call"));
 }
 
 }  // namespace
 
 std::string count_runs(const std::vector<FitRun>& runs) {
   const auto learn = std::ranges::count_if(runs, [](const FitRun& run) { return run.learns; });
-  if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
-  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the GPU", runs.size(), learn,
-                     runs.size() - static_cast<std::size_t>(learn));
+  if (learn == 0) return counted(runs.size(), "run") + ", all measured";
+  return fmt::format("{}: {} with more memory to learn every size from, {} on the GPU", counted(runs.size(), "run"),
+                     learn, runs.size() - static_cast<std::size_t>(learn));
 }
 
 std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& found) {
@@ -231,7 +232,7 @@ std::string gpu_text(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
 }
 
 std::string interrupted_text(const std::vector<FitRun>& runs) {
-  std::string text = fmt::format("oomdiag: interrupted after {} run{}{}\n", runs.size(), runs.size() == 1 ? "" : "s",
+  std::string text = fmt::format("oomdiag: interrupted after {}{}\n", counted(runs.size(), "run"),
                                  runs.empty() ? "" : ", all measured\n");
   for (const FitRun& run : runs) {
     const Experiment& experiment = run.experiment;

@@ -7,6 +7,7 @@
 #include "cli/experiments/fix_plan.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/counted.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/table.h"
 #include "profiler/report/work.h"
@@ -144,8 +145,8 @@ std::string to_text(const FoundPlans& found, const Target& target, const std::st
   text += table_of_plans(found, target);
   if (found.fastest) text += lines_of_plan(found.plans[*found.fastest]);
   if (found.same_sums && found.same_sums != found.fastest) text += lines_of_plan(found.plans[*found.same_sums]);
-  text += fmt::format("\n  {} runs, {:.0f} s; times are modelled, each for as many samples as a step has now\n",
-                      found.runs, found.seconds);
+  text += fmt::format("\n  {}, {:.0f} s; times are modelled, each for as many samples as a step has now\n",
+                      counted(found.runs, "run"), found.seconds);
   if (!command.empty()) text += fmt::format("\n  program: {}\n", printable(command, 200));
   return text;
 }

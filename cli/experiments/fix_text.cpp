@@ -8,6 +8,7 @@
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/cost/time_model.h"
+#include "profiler/counted.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/table.h"
 #include "profiler/report/work.h"
@@ -118,8 +119,8 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);
-  text += fmt::format("\n  {} runs, {:.0f} s; sizes are measured but for the predicted ones, times are modelled{}\n",
-                      fixed.runs, fixed.seconds,
+  text += fmt::format("\n  {}, {:.0f} s; sizes are measured but for the predicted ones, times are modelled{}\n",
+                      counted(fixed.runs, "run"), fixed.seconds,
                       target.proves_on_real ? ": what fits on the GPU, the rest on a virtual one like it" : "");
   if (!command.empty() && before.outcome != "ok") text += fmt::format("\n  program: {}\n", printable(command, 200));
   return text;

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "profiler/counted.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/step_model.h"
@@ -281,8 +282,8 @@ std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
       again += segment.saved_bytes;
     }
     best->lines = how_of(model.blocks, segments);
-    best->costs = "forward of " + std::to_string(segments.size()) + (segments.size() == 1 ? " module" : " modules") +
-                  " runs twice: " + with_unit(again) + " recomputed";
+    best->costs =
+        "forward of " + counted(segments.size(), "module") + " runs twice: " + with_unit(again) + " recomputed";
   }
   return best;
 }

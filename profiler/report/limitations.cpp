@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/counted.h"
 #include "profiler/event.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/library_names.h"
@@ -108,7 +109,7 @@ void add_notes_of(const History& history, std::string_view kind, const char* sen
     }
   }
   for (const auto& [library, count] : functions) {
-    areas.push_back(fmt::format("{} {} of {}", count, count == 1 ? "function" : "functions", library));
+    areas.push_back(fmt::format("{} of {}", counted(count, "function"), library));
   }
   if (!areas.empty()) limitations.push_back(fmt::format(fmt::runtime(sentence), fmt::join(areas, ", ")));
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "profiler/counted.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/place_text.h"
@@ -70,8 +71,8 @@ std::string ooms_text(const ReportOfDevice& device, const TextOptions& options) 
   for (const ReportRecovered& one : sum_recovered(device)) {
     const std::string& where = !one.node.empty() ? one.node : one.op;
     add(text, "recovered",
-        fmt::format("{} {} inside {}: the library requested {} and went on {}, which may be slower", one.count,
-                    one.count == 1 ? "OOM" : "OOMs", printable(where.empty() ? "a library" : where, 40),
+        fmt::format("{} inside {}: the library requested {} and went on {}, which may be slower",
+                    counted(one.count, "OOM"), printable(where.empty() ? "a library" : where, 40),
                     with_unit(one.requested_bytes),
                     one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
   }

@@ -45,6 +45,11 @@ TEST_CASE("what fails below the border and what fails above it is said", "[cli]"
   CHECK(text.find("smaller ones ran out as well, as fragmentation decides there: 21\n") != text.npos);
 }
 
+TEST_CASE("one run is one run", "[cli]") {
+  CHECK(count_runs({FitRun{}}) == "1 run, all measured");
+  CHECK(count_runs({FitRun{}, FitRun{}}) == "2 runs, all measured");
+}
+
 TEST_CASE("every placeholder of a program is filled in, also inside of words", "[cli]") {
   CHECK(fill_in({"train", "--batch={batch}", "{seq}x{seq}"}, {{"batch", 8}, {"seq", 128}}) ==
         std::vector<std::string>{"train", "--batch=8", "128x128"});
