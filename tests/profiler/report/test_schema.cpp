@@ -37,7 +37,7 @@ void check_fields(const Json& json, const Json& object, const Json& schema) {
 
 }  // namespace
 
-TEST_CASE("the schema and the page of the documentation are those of fields.h", "[report]") {
+TEST_CASE("the schema and the page of the documentation are those of report.h", "[report]") {
   CHECK(text_of_file(OOMDIAG_SCHEMA_FILE) == report_schema());
   CHECK(text_of_file(OOMDIAG_SCHEMA_PAGE) == report_schema_page());
 }
