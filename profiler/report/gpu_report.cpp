@@ -10,6 +10,7 @@
 #include "profiler/explain/common_referrers.h"
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
 #include "profiler/fold_indices.h"
@@ -53,23 +54,9 @@ std::string describe_requested_gradient(const OutOfMemory& oom) {
   return fmt::format("{}, {}", what, oom.requested_shape);
 }
 
-std::vector<std::string> lines_of(std::string_view text) {
-  std::vector<std::string> lines;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    lines.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return lines;
-}
-
-bool is_of_library(std::string_view call) {
-  return call.starts_with("torch/lib/") || call.starts_with("/lib") || call.starts_with("/usr/lib");
-}
-
 /// From the innermost C++ call that is neither PyTorch's nor the system's.
 std::string_view calls_of_program(std::string_view calls) {
-  while (!calls.empty() && is_of_library(calls)) calls.remove_prefix(std::min(calls.find('\n'), calls.size() - 1) + 1);
+  while (!calls.empty() && is_in_library(calls)) calls.remove_prefix(std::min(calls.find('\n'), calls.size() - 1) + 1);
   return calls;
 }
 
@@ -88,8 +75,8 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& oom) {
           .free_bytes = oom.free_bytes,
           .time_ns = oom.event < trace.events.size() ? trace.time_ns(trace.events[oom.event]) : 0,
           .requested_for = describe_requested_gradient(oom),
-          .stack = lines_of(oom.stack.empty() ? calls_of_program(oom.native_stack) : oom.stack),
-          .native_stack = lines_of(oom.native_stack),
+          .stack = split_lines(oom.stack.empty() ? calls_of_program(oom.native_stack) : oom.stack),
+          .native_stack = split_lines(oom.native_stack),
           .autocast = std::string(oom.where.autocast),
           .parameter_group = std::string(oom.group)};
 }

@@ -53,6 +53,10 @@ std::string_view label_of(const LiveBlock& block) { return block.name.empty() ? 
 std::string place_text(const ReportPeak& peak, const TextOptions& options) { return describe(peak, options); }
 std::string place_text(const ReportFailure& failure, const TextOptions& options) { return describe(failure, options); }
 
+bool is_in_library(std::string_view call) {
+  return call.starts_with("torch/lib/") || call.starts_with("/lib") || call.starts_with("/usr/lib");
+}
+
 std::string callers_text(const ReportFailure& failure, const TextOptions& options) {
   constexpr size_t kMaxCallers = 4;
   std::vector<std::string> callers;
@@ -60,8 +64,7 @@ std::string callers_text(const ReportFailure& failure, const TextOptions& option
     const size_t in = call.find(" in ");
     const bool is_native = in != call.npos && call.substr(0, in).find("+0x") != call.npos;
     const bool is_library = in == call.npos || call.find("/lib/python3.") < in || call.starts_with("<frozen") ||
-                            call.starts_with("site-packages/") || call.starts_with("torch/lib/") ||
-                            call.starts_with("/lib") || call.starts_with("/usr/lib");
+                            call.starts_with("site-packages/") || is_in_library(call);
     const bool is_said = !is_native && call.starts_with(failure.source + " in ");  // "where" ends with it
     if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
     callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 100));

@@ -28,6 +28,9 @@ std::string joined_by_arrows(const std::vector<std::string_view>& parts, bool un
 std::string place_text(const ReportPeak& peak, const TextOptions& options);
 std::string place_text(const ReportFailure& failure, const TextOptions& options);
 
+/// Whether a C++ call is one of PyTorch's libraries or of the system's.
+bool is_in_library(std::string_view call);
+
 /// "from train.py:40 in main ← …": the user's calls that led to the line that the place ends with.
 std::string callers_text(const ReportFailure& failure, const TextOptions& options);
 
