@@ -61,7 +61,7 @@ std::optional<int64_t> BorderSearch::estimate() const {
   const std::optional<Line> along = line();
   if (!along || points_.empty()) return std::nullopt;
   int64_t available = 0;
-  for (const auto& [position, point] : points_) available = std::max(available, point.room_bytes);
+  for (const auto& [position, point] : points_) available = std::max(available, point.available_bytes);
   return position_of((static_cast<double>(available) - along->fixed_bytes) / along->slope);
 }
 
@@ -83,10 +83,10 @@ std::vector<int64_t> BorderSearch::begin(int at_once) const {
 /// step.
 std::optional<int64_t> BorderSearch::estimate_below(int64_t fails) const {
   const auto point = points_.find(fails);
-  if (point == points_.end() || point->second.needed_bytes <= point->second.room_bytes) return std::nullopt;
+  if (point == points_.end() || point->second.needed_bytes <= point->second.available_bytes) return std::nullopt;
   const auto needed = static_cast<double>(point->second.needed_bytes);
   const auto value = static_cast<double>(value_of_(fails));
-  const double missing = needed - static_cast<double>(point->second.room_bytes);
+  const double missing = needed - static_cast<double>(point->second.available_bytes);
   const std::optional<Line> along = line();
   return position_of(value - missing / (along ? along->slope : needed / value));
 }

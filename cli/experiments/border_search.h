@@ -13,7 +13,7 @@ struct Point {
   bool passes = false;
   int64_t allocated_bytes = 0;  ///< its peak
   int64_t needed_bytes = 0;     ///< what it had reserved at most; where it ran out including the failed request
-  int64_t room_bytes = 0;       ///< what PyTorch may take of the GPU
+  int64_t available_bytes = 0;  ///< what PyTorch may take of the GPU
 };
 
 /// bytes = fixed + slope ∙ value, from runs that passed.

@@ -169,8 +169,8 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
   relearn();
 }
 
-int64_t MemoryFunction::room_bytes(int64_t gpu_bytes) const {
-  return available_bytes(gpu_bytes, non_pytorch_bytes_, samples_.front().sequence.settings.memory_fraction);
+int64_t MemoryFunction::available_bytes(int64_t gpu_bytes) const {
+  return oomdiag::available_bytes(gpu_bytes, non_pytorch_bytes_, samples_.front().sequence.settings.memory_fraction);
 }
 
 void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
@@ -187,7 +187,7 @@ void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
 }
 
 ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t gpu_bytes) const {
-  return evaluate(function_, point_of(values), room_bytes(gpu_bytes));
+  return evaluate(function_, point_of(values), available_bytes(gpu_bytes));
 }
 
 std::string MemoryFunction::formula(const Values& values) const {
@@ -351,7 +351,7 @@ Surface compute_surface(MemoryFunction& function, const Variable& x, const Varia
   Surface surface{.x_name = x.name,
                   .y_name = y.name,
                   .y = spread_values(y, y.most, kMaxRows),
-                  .room_bytes = function.room_bytes(gpu_bytes)};
+                  .available_bytes = function.available_bytes(gpu_bytes)};
   int64_t largest = x.least;
   for (const int64_t value : surface.y) {
     surface.border.push_back(compute_largest(function, x, {{y.name, value}}, gpu_bytes));

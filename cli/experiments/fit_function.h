@@ -33,7 +33,7 @@ class MemoryFunction {
   /// What a run with these values would do on a GPU of this size.
   ShapeEstimate estimate(const Values& values, int64_t gpu_bytes) const;
   /// What PyTorch may take of a GPU of this size.
-  int64_t room_bytes(int64_t gpu_bytes) const;
+  int64_t available_bytes(int64_t gpu_bytes) const;
   /// Makes the operator calls alone whose sizes no polynomial gives with these values; those are known from then on.
   void learn_calls(Fitter& fitter, std::span<const Values> all);
   /// Of the peak with these values.

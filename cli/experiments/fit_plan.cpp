@@ -96,7 +96,7 @@ Plan search_plan(const Values& others, const Variable& variable, const FitReques
     return std::vector<Point>{{.passes = plan.fits(),
                                .allocated_bytes = plan.allocated_bytes,
                                .needed_bytes = plan.needed_bytes,
-                               .room_bytes = plan.room_bytes}};
+                               .available_bytes = plan.available_bytes}};
   });
   return failed ? *failed : plans.at(search.found().value_or(0));
 }
@@ -141,7 +141,7 @@ Plan read_plan(const Values& values, const Report& report) {
   if (const ReportOfDevice* const device = main_device_of(report)) {
     plan.allocated_bytes = device->peak.allocated_bytes;
     plan.reserved_bytes = device->peak.reserved_bytes;
-    plan.room_bytes = available_bytes(*device);
+    plan.available_bytes = available_bytes(*device);
     plan.needed_bytes = needed_bytes(*device);
     plan.place = place_of_failure(*device);
   }

@@ -27,7 +27,7 @@ struct Plan {
   int worst_rank = 0;              ///< that ran out, else the one with the highest peak
   int64_t allocated_bytes = 0, reserved_bytes = 0;
   int64_t needed_bytes = 0;          ///< as of an Experiment
-  int64_t room_bytes = 0;            ///< what PyTorch may take of the GPU
+  int64_t available_bytes = 0;       ///< what PyTorch may take of the GPU
   std::string place{};               ///< where it ran out
   std::optional<int64_t> step_ns{};  ///< modelled: of one rank's step
   int64_t flops = 0;                 ///< of that step

@@ -113,7 +113,7 @@ Point point_of(const Experiment& experiment) {
   return {.passes = experiment.passed(),
           .allocated_bytes = experiment.allocated_bytes,
           .needed_bytes = experiment.needed_bytes,
-          .room_bytes = experiment.available_bytes(experiment.total_bytes)};
+          .available_bytes = experiment.available_bytes(experiment.total_bytes)};
 }
 
 /// Runs on this GPU, and those on the largest one that reserved no more than this one has: such a run passes here too.
@@ -128,7 +128,7 @@ void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& va
     Point point = point_of(run.experiment);
     const int64_t available = run.experiment.available_bytes(fitter.gpu_bytes());
     if (run.learns && point.needed_bytes > available) continue;
-    if (run.learns) point.room_bytes = available;
+    if (run.learns) point.available_bytes = available;
     search.take(position, point);
   }
 }

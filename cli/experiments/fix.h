@@ -127,7 +127,7 @@ struct Before {
   std::string cause{};         ///< of the failure
   int64_t required_bytes = 0;  ///< of GPU: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
-  int64_t room_bytes = 0;                           ///< what PyTorch may take of the GPU
+  int64_t available_bytes = 0;                      ///< what PyTorch may take of the GPU
   StepCost step{};                                  ///< of the whole run
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step

@@ -235,11 +235,11 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before) {
   std::vector<Change> changes = list_cures(before);
-  if (before.allocated_bytes <= before.room_bytes) changes.push_back(expandable_segments());
+  if (before.allocated_bytes <= before.available_bytes) changes.push_back(expandable_segments());
   if (profile.keeps_gradients) {
     changes.push_back(injected("set_to_none"));
   }
-  if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
+  if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.available_bytes) {
     changes.push_back(injected("foreach_off"));
     changes.push_back(injected("fused_optimizer"));
   }

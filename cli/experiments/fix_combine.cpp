@@ -43,7 +43,8 @@ std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector
 }  // namespace
 
 std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before) {
-  const auto whole = static_cast<double>(before.allocated_bytes), available = static_cast<double>(before.room_bytes);
+  const auto whole = static_cast<double>(before.allocated_bytes),
+             available = static_cast<double>(before.available_bytes);
   const std::vector<Choice> singles = extend({{.changes = {}, .cost = 0, .peak = whole, .next = 0}}, measured, whole);
   std::vector<Choice> choices;
   for (const Choice& one : singles) {  // the bytes would fit, but not with fragmentation

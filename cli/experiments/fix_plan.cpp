@@ -269,7 +269,7 @@ std::vector<std::vector<Change>> PlanSearch::list_combinations(bool same_sums) c
     if (counts) alone.push_back(one.measured);
   }
   Before any_peak = runs_.before();  // blocks may be checkpointed besides
-  any_peak.room_bytes = any_peak.allocated_bytes;
+  any_peak.available_bytes = any_peak.allocated_bytes;
   std::vector<std::vector<Change>> together = combine(alone, any_peak);
   const auto fastest = find_fastest(same_sums);
   const double least = fastest ? static_cast<double>(*time_of_choice(choices_[*fastest])) : 0;
@@ -312,7 +312,7 @@ void PlanSearch::add_choice(std::size_t variant, const RecomputePlan& blocks) {
 void PlanSearch::add_choices(std::size_t variant) {
   const RecomputeProblem& problem = variants_[variant].problem;
   for (const RecomputePlan& blocks : list_pareto_front(problem)) add_choice(variant, blocks);
-  if (const auto cheapest = find_cheapest_plan(problem, runs_.before().room_bytes)) add_choice(variant, *cheapest);
+  if (const auto cheapest = find_cheapest_plan(problem, runs_.before().available_bytes)) add_choice(variant, *cheapest);
 }
 
 std::vector<std::string> PlanSearch::paths_of(const BlockChoice& choice) const {
@@ -335,7 +335,7 @@ bool PlanSearch::should_fit(const BlockChoice& choice) const {
   const ProgramVariant& variant = variants_[choice.variant];
   if (choice.blocks.peak_bytes >= variant.fails_bytes) return false;
   if (choice.blocks.peak_bytes <= variant.fits_bytes) return true;
-  const int64_t available = runs_.before().room_bytes - std::max<int64_t>(0, variant.offset_bytes);
+  const int64_t available = runs_.before().available_bytes - std::max<int64_t>(0, variant.offset_bytes);
   if (choice.blocks.peak_bytes > available) return false;
   const DeviceHistory* const history = variant.history();
   if (history == nullptr || choice.blocks.counts.empty()) return true;
@@ -374,7 +374,7 @@ std::vector<std::size_t> PlanSearch::list_next(bool same_sums) const {
   std::vector<std::size_t> next;
   const bool is_proved = choices_[*fastest].plan.on_gpu;
   if (!is_proved) next.push_back(*fastest);
-  const auto available = static_cast<double>(runs_.before().room_bytes);
+  const auto available = static_cast<double>(runs_.before().available_bytes);
   const auto peak = [&](std::size_t i) { return static_cast<double>(choices_[i].blocks.peak_bytes); };
   const auto is_open = [&](const std::optional<std::size_t>& i) { return i && !choices_[*i].plan.on_gpu; };
   const auto faster = find_neighbour(*fastest, true), slower = find_neighbour(*fastest, false);
@@ -394,7 +394,7 @@ void PlanSearch::prove(const std::vector<std::size_t>& which) {
     take_proof(choice);
   });
   for (const std::size_t i : which) {
-    const bool has_bytes = choices_[i].blocks.peak_bytes <= runs_.before().room_bytes;
+    const bool has_bytes = choices_[i].blocks.peak_bytes <= runs_.before().available_bytes;
     if (has_bytes && !choices_[i].plan.is_proved()) add_expandable(choices_[i].variant);
   }
 }
@@ -452,7 +452,7 @@ void PlanSearch::prove_fastest(bool same_sums) {
 /// To the bound of the plans that could fit: within the available memory, and below those of the variant that ran out.
 std::optional<double> PlanSearch::gap_of(const BlockChoice& choice) const {
   const ProgramVariant& variant = variants_[choice.variant];
-  const auto least = lower_bound_ns(variant.problem, std::min(runs_.before().room_bytes, variant.fails_bytes - 1));
+  const auto least = lower_bound_ns(variant.problem, std::min(runs_.before().available_bytes, variant.fails_bytes - 1));
   if (!least || choice.blocks.step_ns <= 0) return std::nullopt;
   return std::max(0.0, choice.blocks.step_ns / *least - 1);
 }

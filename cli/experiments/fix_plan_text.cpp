@@ -129,7 +129,7 @@ std::string to_text(const FoundPlans& found, const Target& target, const std::st
   std::string text = headline_of_plans(found, target) + "\n";
   text += fmt::format(
       "  budget        PyTorch may take {} GiB; as it is the program takes {} GiB allocated, {} GiB reserved\n",
-      to_gib(before.room_bytes), to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
+      to_gib(before.available_bytes), to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (found.fastest) text += describe_plan("fastest", found.plans[*found.fastest], found, target);
   if (found.same_sums && found.same_sums != found.fastest) {
     text += describe_plan("same numerics", found.plans[*found.same_sums], found, target);
@@ -157,7 +157,7 @@ std::string to_json(const FoundPlans& found, const Target& target, const std::st
   json["before"] = {{"outcome", before.outcome},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
-                    {"room_bytes", before.room_bytes},
+                    {"room_bytes", before.available_bytes},
                     {"step_time_ns", optional_json(before.step.time_ns)}};
   json["fastest"] = optional_json(found.fastest);
   json["fastest_with_same_numerics"] = optional_json(found.same_sums);

@@ -107,7 +107,7 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
   const Experiment& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
-  before_.room_bytes = first.available_bytes(first.total_bytes);
+  before_.available_bytes = first.available_bytes(first.total_bytes);
   before_.step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.non_pytorch_bytes;
   profile_ = read_profile(whole.reported);

@@ -72,7 +72,7 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const auto& predicted = changes.front().predicted_peak_bytes;
     const bool should_fit = changes.size() > 1 || changes.front().cures ||
                             changes.front().id == "expandable_segments" ||
-                            (predicted && *predicted < runs_.before().room_bytes);
+                            (predicted && *predicted < runs_.before().available_bytes);
     places.push_back(should_fit ? Place::gpu : Place::with_ample_memory);
     which.push_back(fixes_.size());
     fixes_.push_back({.changes = changes, .unproved = "it was not run"});
@@ -82,7 +82,8 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const MeasuredFix& fix = fixes_[which[i]];
     const bool on_gpu = places[i] == Place::gpu;
     const bool wants_figure = on_gpu && fix.unproved.empty() && !fix.measured_peak_bytes;
-    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kMaxGpuBytes) <= runs_.before().room_bytes;
+    const bool wants_proof =
+        !on_gpu && fix.measured_peak_bytes.value_or(kMaxGpuBytes) <= runs_.before().available_bytes;
     if (!wants_figure && !wants_proof) continue;
     again.push_back(which[i]);
     places_again.push_back(on_gpu ? Place::with_ample_memory : Place::gpu);
@@ -100,7 +101,7 @@ void Search::use_fewer_checkpoints() {
   const int64_t reserved = *all->measured_reserved_bytes;
   std::size_t enough = runs_.profile().blocks.size(), too_few = 0;
   std::size_t guess =
-      fewest_checkpoints(runs_.profile(), runs_.before().reserved_bytes, reserved, runs_.before().room_bytes);
+      fewest_checkpoints(runs_.profile(), runs_.before().reserved_bytes, reserved, runs_.before().available_bytes);
   bool found = false;  // and then it is the last of fixes_
   for (int rounds = 0; rounds < 2 && too_few + 1 < enough; ++rounds) {
     guess = std::clamp(guess, too_few + 1, enough - 1);

@@ -105,8 +105,8 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
       fmt::format("  required GPU memory  {} GiB ({}): {} GiB allocated, {} GiB reserved at most\n",
                   to_gib(before.required_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
-    text +=
-        fmt::format("  runs out in {}; PyTorch may take {} GiB of the GPU\n", before.place, to_gib(before.room_bytes));
+    text += fmt::format("  runs out in {}; PyTorch may take {} GiB of the GPU\n", before.place,
+                        to_gib(before.available_bytes));
   }
   if (before.step.time_ns) {
     const ErrorOfModel error = error_of_model();
@@ -139,7 +139,7 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"required_bytes", before.required_bytes},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
-                    {"room_bytes", before.room_bytes},
+                    {"room_bytes", before.available_bytes},
                     {"step_flops", optional_json(before.step.flops)},
                     {"step_bus_bytes", optional_json(before.step.bus_bytes)},
                     {"step_time_ns", optional_json(before.step.time_ns)},

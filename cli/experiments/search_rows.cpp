@@ -32,12 +32,12 @@ SearchRow row_of(const FitRun& run, const std::string& gpu) {
   if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
   if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
   if (experiment.reserved_bytes > 0) row.reserved_bytes = experiment.reserved_bytes;
-  row.room_bytes = std::max<int64_t>(experiment.available_bytes(experiment.total_bytes), 0);
+  row.available_bytes = std::max<int64_t>(experiment.available_bytes(experiment.total_bytes), 0);
   return row;
 }
 
 SearchRow row_of(const Plan& plan) {
-  SearchRow row{.label = describe(plan.values), .room_bytes = plan.room_bytes, .fits = plan.fits()};
+  SearchRow row{.label = describe(plan.values), .available_bytes = plan.available_bytes, .fits = plan.fits()};
   if (plan.allocated_bytes > 0) {
     row.measured_bytes = plan.allocated_bytes;
     row.reserved_bytes = plan.reserved_bytes;
@@ -47,12 +47,12 @@ SearchRow row_of(const Plan& plan) {
   return row;
 }
 
-SearchRow row_of(const MeasuredFix& fix, int64_t room_bytes) {
+SearchRow row_of(const MeasuredFix& fix, int64_t available_bytes) {
   SearchRow row{.label = fix.label(),
                 .measured_bytes = fix.measured_peak_bytes,
                 .reserved_bytes = fix.measured_reserved_bytes,
                 .predicted_bytes = fix.predicted_peak_bytes(),
-                .room_bytes = room_bytes,
+                .available_bytes = available_bytes,
                 .note = fix.unproved,
                 .lines = fix.lines};
   if (fix.unproved.empty()) row.fits = fix.helps();
@@ -85,11 +85,11 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
   std::vector<SearchRow> rows{{.label = "as it is",
                                .measured_bytes = before.allocated_bytes,
                                .reserved_bytes = before.reserved_bytes,
-                               .room_bytes = before.room_bytes,
+                               .available_bytes = before.available_bytes,
                                .fits = before.outcome == "ok",
                                .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
   if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
-  for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.room_bytes));
+  for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.available_bytes));
   return rows;
 }
 
@@ -100,7 +100,7 @@ std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
                     .measured_bytes = plan.fix.measured_peak_bytes,
                     .reserved_bytes = plan.fix.measured_reserved_bytes,
                     .predicted_bytes = plan.predicted_peak_bytes,
-                    .room_bytes = found.before.room_bytes,
+                    .available_bytes = found.before.available_bytes,
                     .note = plan.fix.unproved,
                     .lines = plan.fix.lines});
     if (plan.on_gpu) rows.back().fits = plan.is_proved();
@@ -123,7 +123,7 @@ SearchPicture picture_of(const FoundPlans& found, const Target& target) {
               "Green: run, fits; red: run, does not; hollow: computed, or run with more memory. The line is what "
               "PyTorch may "
               "take of the GPU. Times are modelled.",
-          .svg = draw_plans(points, found.before.room_bytes)};
+          .svg = draw_plans(points, found.before.available_bytes)};
 }
 
 SearchPicture picture_of(const FitOfGpu& found) {

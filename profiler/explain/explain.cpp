@@ -202,7 +202,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const Device& gpu = inputs.device;
   const MemoryState& state = device.state;
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = available_bytes(gpu.total_bytes, state.non_pytorch_bytes, settings.memory_fraction);
+  const int64_t available = available_bytes(gpu.total_bytes, state.non_pytorch_bytes, settings.memory_fraction);
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;
@@ -221,7 +221,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.owners = list_owners(state);
   findings.largest = follow_largest(state);
   findings.headroom_bytes =
-      std::max<int64_t>(0, room - private_pools - state.allocated_bytes - state.pending_free_bytes);
+      std::max<int64_t>(0, available - private_pools - state.allocated_bytes - state.pending_free_bytes);
   findings.out_of_memory_near_step = find_step_of_failure(device, findings);
   const StepModel model = make_step_model(device, inputs, findings, private_pools, std::move(step));
   findings.batch = describe_batch(device, model);

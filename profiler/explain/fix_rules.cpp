@@ -24,9 +24,9 @@ std::string_view beside(std::string_view module, std::string_view other) {
 bool fits_with(const StepModel& model, int64_t batch, int64_t own) {
   const Allocations& blocks = model.blocks;
   const Allocations scaled = scale_batch(blocks, batch, own);
-  const int64_t room = model.available_bytes - model.private_pool_cached_bytes;
-  if (model.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
-  return !model.whole || simulate_fits_with_margin(scaled, room, model.settings);
+  const int64_t available = model.available_bytes - model.private_pool_cached_bytes;
+  if (model.peak_bytes - find_peak(blocks) + find_peak(scaled) > available) return false;
+  return !model.whole || simulate_fits_with_margin(scaled, available, model.settings);
 }
 
 /// The largest batch between one that `fits` and one that `fails`; `own` is that of the step.
@@ -106,7 +106,7 @@ std::optional<ModifiedStep> halve_batch(const StepModel& model) {
   return ModifiedStep{.blocks = scale_batch(model.blocks, 1, 2), .costs = cost_of_fewer(model)};
 }
 
-/// The largest b with peak(b) ≤ room, by bisection over the same model.
+/// The largest b with peak(b) ≤ available_bytes, by bisection over the same model.
 std::optional<ModifiedStep> fit_batch(const StepModel& model) {
   if (!model.batch || *model.batch <= 1 || fits_with(model, *model.batch, *model.batch)) return {};
   const int64_t fits = bisect_batch(model, *model.batch, 0, *model.batch);

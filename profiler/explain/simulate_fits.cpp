@@ -64,13 +64,13 @@ bool run(AllocatorSimulator& allocator, const Allocations& blocks, std::vector<s
 
 }  // namespace
 
-bool simulate_fits(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
-  if (find_peak(blocks) > room_bytes) return false;
-  if (settings.expandable_segments) return find_peak(blocks) + 2 * settings.large_segment_bytes <= room_bytes;
+bool simulate_fits(const Allocations& blocks, int64_t available_bytes, const AllocatorSettings& settings) {
+  if (find_peak(blocks) > available_bytes) return false;
+  if (settings.expandable_segments) return find_peak(blocks) + 2 * settings.large_segment_bytes <= available_bytes;
   if (blocks.size() > kMaxSimulated) return true;
   AllocatorSettings of_blocks = settings;  // their sizes are rounded already
   of_blocks.roundup_power2_divisions = {};
-  AllocatorSimulator allocator(room_bytes, of_blocks);
+  AllocatorSimulator allocator(available_bytes, of_blocks);
   std::vector<std::optional<uint32_t>> at(blocks.size());
   if (!run(allocator, first_step_of(blocks), at)) return false;
   // What the step itself made and kept goes, as the next one makes it anew.
@@ -82,8 +82,8 @@ bool simulate_fits(const Allocations& blocks, int64_t room_bytes, const Allocato
   return run(allocator, blocks, at);
 }
 
-bool simulate_fits_with_margin(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
-  return simulate_fits(blocks, room_bytes - room_bytes / 64, settings);
+bool simulate_fits_with_margin(const Allocations& blocks, int64_t available_bytes, const AllocatorSettings& settings) {
+  return simulate_fits(blocks, available_bytes - available_bytes / 64, settings);
 }
 
 }  // namespace oomdiag

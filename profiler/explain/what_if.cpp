@@ -15,14 +15,14 @@ namespace {
 /// What must be known of all blocks to find out whether one follows the batch.
 struct Hints {
   std::set<int64_t> sizes{};  ///< of parameters: what backward makes of this size is for AccumulateGrad
-  bool walked = false;        ///< it is known what autograd saves
+  bool knows_saved = false;   ///< it is known what autograd saves
 };
 
 Hints read_hints(const Allocations& blocks) {
   Hints hints;
   for (const StepAllocation& block : blocks) {
     if (block.category == Category::parameter || block.category == Category::gradient) hints.sizes.insert(block.bytes);
-    hints.walked = hints.walked || (block.ever_saved && block.category != Category::parameter);
+    hints.knows_saved = hints.knows_saved || (block.ever_saved && block.category != Category::parameter);
   }
   return hints;
 }
@@ -41,7 +41,7 @@ namespace {
 // The batch itself is saved, or given up for the next one; a data set is neither.
 bool is_batch(const StepAllocation& block, const Hints& hints) {
   if (block.ever_saved || block.died != StepAllocation::kNever) return true;
-  return block.category == Category::input && !hints.walked;
+  return block.category == Category::input && !hints.knows_saved;
 }
 
 bool follows_batch(const StepAllocation& block, const Hints& hints) {

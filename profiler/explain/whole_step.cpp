@@ -54,17 +54,17 @@ class Sizes {
 
 /// What became of the blocks that a step began with, by what they are. What is made anew a little larger each time (a cache
 /// of keys and values) is the same.
-class Fates {
+class Lifetimes {
  public:
-  explicit Fates(const StepAllocations& step_allocations) {
+  explicit Lifetimes(const StepAllocations& step_allocations) {
     for (const StepAllocation& block : step_allocations.blocks) {
-      if (!block.is_of_step()) fates_[origin_of(block)].emplace(block.bytes, block.died);
+      if (!block.is_of_step()) by_origin_[origin_of(block)].emplace(block.bytes, block.died);
     }
   }
   /// Of the next block like this one; kNever where it lives, or is not known.
   uint32_t take(const StepAllocation& block) {
-    const auto place = fates_.find(origin_of(block));
-    if (place == fates_.end()) return StepAllocation::kNever;
+    const auto place = by_origin_.find(origin_of(block));
+    if (place == by_origin_.end()) return StepAllocation::kNever;
     auto& sizes = place->second;
     auto found = sizes.lower_bound(block.bytes);
     const bool fits = found != sizes.end() && is_about(found->first, block.bytes);
@@ -76,7 +76,7 @@ class Fates {
   }
 
  private:
-  std::map<Origin, std::multimap<int64_t, uint32_t>> fates_;
+  std::map<Origin, std::multimap<int64_t, uint32_t>> by_origin_;
 };
 
 /// Where in one step that was reached which happens at a position of another step like it: after as many allocations.
@@ -149,7 +149,7 @@ bool is_like(const StepAllocations& cut, const StepAllocations& whole) {
 
 StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole) {
   const MatchedPositions positions(cut, whole);
-  Fates in_whole(whole), in_cut(cut);
+  Lifetimes in_whole(whole), in_cut(cut);
   const MadeSizes made(cut);
   const uint32_t backward = find_backward(whole.blocks);
   const bool may_be_zeroed = find_backward(cut.blocks) == StepAllocation::kNever;

@@ -22,9 +22,9 @@ struct PlanScale {
   }
 };
 
-PlanScale scale_of(const std::vector<PlanPoint>& points, int64_t room_bytes) {
+PlanScale scale_of(const std::vector<PlanPoint>& points, int64_t available_bytes) {
   const auto [fastest, slowest] = std::ranges::minmax(points, {}, &PlanPoint::step_ns);
-  const int64_t most = std::max(room_bytes, std::ranges::max(points, {}, &PlanPoint::peak_bytes).peak_bytes);
+  const int64_t most = std::max(available_bytes, std::ranges::max(points, {}, &PlanPoint::peak_bytes).peak_bytes);
   PlanScale scale{.most_bytes = 1.05 * static_cast<double>(std::max<int64_t>(1, most))};
   const double margin = std::max(1.0, 0.05 * static_cast<double>(slowest.step_ns - fastest.step_ns));
   scale.least_ns = static_cast<double>(fastest.step_ns) - margin;
@@ -61,14 +61,14 @@ std::string point_of(const PlanPoint& point, const PlanScale& scale) {
 
 }  // namespace
 
-std::string draw_plans(const std::vector<PlanPoint>& points, int64_t room_bytes) {
+std::string draw_plans(const std::vector<PlanPoint>& points, int64_t available_bytes) {
   if (points.size() < 2) return {};
-  const PlanScale scale = scale_of(points, room_bytes);
+  const PlanScale scale = scale_of(points, available_bytes);
   std::string text = fmt::format(
       R"(<svg viewBox="0 0 {} {}" role="img" aria-label="peak against step time of each plan">)", kWide + 20, kHigh);
   text += axes_of(scale);
-  text += fmt::format(R"(<line class="limit" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>)", scale.x(room_bytes), kTop,
-                      kHigh - kBottom);
+  text += fmt::format(R"(<line class="limit" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>)", scale.x(available_bytes),
+                      kTop, kHigh - kBottom);
   for (const PlanPoint& point : points) text += point_of(point, scale);
   return text + "</svg>";
 }

@@ -15,6 +15,6 @@ struct PlanPoint {
 };
 
 /// Peak against time as SVG, with a line at what PyTorch may take of the GPU; empty for fewer than two points.
-std::string draw_plans(const std::vector<PlanPoint>& points, int64_t room_bytes);
+std::string draw_plans(const std::vector<PlanPoint>& points, int64_t available_bytes);
 
 }  // namespace oomdiag

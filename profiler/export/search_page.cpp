@@ -27,7 +27,8 @@ std::string bar_cell(const SearchRow& row, int64_t widest) {
   if (!row.measured_bytes) return "<td></td>";
   std::string bar = fmt::format(R"(<i class="{}" style="width:{:.2f}%"></i>)", row.fits.value_or(false) ? "fits" : "",
                                 percent(*row.measured_bytes, widest));
-  if (row.room_bytes > 0) bar += fmt::format(R"(<b style="left:{:.2f}%"></b>)", percent(row.room_bytes, widest));
+  if (row.available_bytes > 0)
+    bar += fmt::format(R"(<b style="left:{:.2f}%"></b>)", percent(row.available_bytes, widest));
   return fmt::format(R"(<td class="wide"><div class="bar" aria-hidden="true">{}</div></td>)", bar);
 }
 
@@ -69,7 +70,8 @@ std::string headline_of(const std::string& text) {
 
 std::string to_html(const SearchPage& page) {
   int64_t widest = 0;
-  for (const SearchRow& row : page.rows) widest = std::max({widest, row.measured_bytes.value_or(0), row.room_bytes});
+  for (const SearchRow& row : page.rows)
+    widest = std::max({widest, row.measured_bytes.value_or(0), row.available_bytes});
   const bool has_predicted = std::ranges::any_of(page.rows, [](const SearchRow& row) { return !!row.predicted_bytes; });
   std::string rows;
   for (const SearchRow& row : page.rows) rows += row_of(row, widest, has_predicted);

@@ -11,7 +11,7 @@ namespace oomdiag {
 struct SearchRow {
   std::string label;
   std::optional<int64_t> measured_bytes{}, reserved_bytes{}, predicted_bytes{};  ///< peaks
-  int64_t room_bytes = 0;            ///< what PyTorch may take of the GPU; 0 = not known
+  int64_t available_bytes = 0;       ///< what PyTorch may take of the GPU; 0 = not known
   std::optional<bool> fits{};        ///< nullopt: not tried
   std::string note{};                ///< what it costs, or where it fails
   std::vector<std::string> lines{};  ///< to write into the program

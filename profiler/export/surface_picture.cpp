@@ -28,8 +28,8 @@ std::string cell_of(const Grid& grid, size_t column, size_t row) {
   const Surface& surface = grid.surface;
   const size_t at = grid.index(column, row);
   const bool fits = surface.fits[at];
-  const double share = surface.room_bytes > 0
-                           ? static_cast<double>(surface.peak_bytes[at]) / static_cast<double>(surface.room_bytes)
+  const double share = surface.available_bytes > 0
+                           ? static_cast<double>(surface.peak_bytes[at]) / static_cast<double>(surface.available_bytes)
                            : 0;
   const double shade = fits ? 0.1 + 0.6 * std::clamp(share, 0.0, 1.0) : 0.3;
   const std::string title = fmt::format(

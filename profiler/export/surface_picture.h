@@ -14,7 +14,7 @@ struct Surface {
   std::vector<int64_t> peak_bytes{};             ///< of each point, row by row: x varies fastest
   std::vector<bool> fits{}, is_exact{};          ///< likewise
   std::vector<std::optional<int64_t>> border{};  ///< of each y the largest x that fits; nullopt: none
-  int64_t room_bytes = 0;                        ///< what PyTorch may take of the GPU
+  int64_t available_bytes = 0;                   ///< what PyTorch may take of the GPU
 };
 
 /// A table of the peaks in GiB as SVG, x to the right and y upwards, with a line between what fits and what does not; empty

@@ -246,7 +246,7 @@ std::string details_of(const Report& report, const ReportOfDevice& device, const
   add_table(text, groups_table(device));
   add_table(text, ranks_table(report));
   add_table(text, gpus_table(report));
-  add_table(text, holes_table(device));
+  add_table(text, free_blocks_table(device));
   add_table(text, marks_table(device));
   add_table(text, work_table(report));
   add_table(text, fixes_table(device, options));

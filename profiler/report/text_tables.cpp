@@ -36,7 +36,7 @@ std::string place_of(const PinnedHostMemory& place) {
 
 }  // namespace
 
-std::string holes_table(const ReportOfDevice& device) {
+std::string free_blocks_table(const ReportOfDevice& device) {
   if (!device.cause || device.cause->kind != CauseKind::fragmentation || device.cause->blocked_segments.empty())
     return {};
   int64_t largest = 0;

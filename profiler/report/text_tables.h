@@ -8,7 +8,7 @@
 namespace oomdiag {
 
 /// The largest free blocks that cannot be given back and what blocks them; empty unless fragmentation is the cause.
-std::string holes_table(const ReportOfDevice& device);
+std::string free_blocks_table(const ReportOfDevice& device);
 /// Who holds pinned host memory; empty where it is less than a GiB.
 std::string pinned_host_memory_table(const ReportOfDevice& device);
 /// What the optimizer's parameter groups take; empty where there are not several.

@@ -43,13 +43,13 @@ AtPoint compute_at(const ShapeFunction& function, const ShapePoint& point) {
   return at;
 }
 
-/// Walks the items of a structure with the sizes of a point. `visit(item)` comes after each; it ends the walk by false.
-class Walk {
+/// Allocates and frees the items of a structure in turn, with the sizes of a point.
+class SequenceRun {
  public:
-  Walk(const AtPoint& at, Bytes bytes, int64_t room_bytes, const AllocatorSettings& settings)
+  SequenceRun(const AtPoint& at, Bytes bytes, int64_t available_bytes, const AllocatorSettings& settings)
       : at_(at),
         bytes_(bytes),
-        allocator_(room_bytes, settings),
+        allocator_(available_bytes, settings),
         blocks_(at.from.sequence.allocations.size(), AllocatorSimulator::kRefused),
         made_(at.scripts.size()) {}
 
@@ -144,23 +144,23 @@ uint32_t step_of(const AllocationSequence& sequence, size_t item) {
   return 1 + static_cast<uint32_t>(std::ranges::upper_bound(sequence.step_ends, item) - sequence.step_ends.begin());
 }
 
-ShapeEstimate walk_through(const AtPoint& at, Bytes bytes, int64_t room_bytes, const AllocatorSettings& settings) {
-  Walk walk(at, bytes, room_bytes, settings);
+ShapeEstimate run_sequence(const AtPoint& at, Bytes bytes, int64_t available_bytes, const AllocatorSettings& settings) {
+  SequenceRun run(at, bytes, available_bytes, settings);
   const Structure& from = at.from;
   ShapeEstimate estimate{.fits = true};
   const auto& items = from.sequence.items;
   for (size_t i = 0; i < items.size(); ++i) {
-    if (walk.step(items[i])) continue;
+    if (run.step(items[i])) continue;
     estimate.fits = false;
     estimate.step = step_of(from.sequence, i);
     estimate.place = from.sequence.places[from.sequence.allocations[items[i].allocation].context];
-    estimate.requested_bytes = walk.failed_bytes();
+    estimate.requested_bytes = run.failed_bytes();
     break;
   }
-  estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
-  estimate.peak_reserved_bytes = walk.allocator().peak_reserved_bytes();
-  estimate.retries = walk.allocator().retries();
-  if (walk.went_without()) {
+  estimate.peak_allocated_bytes = run.allocator().peak_allocated_bytes();
+  estimate.peak_reserved_bytes = run.allocator().peak_reserved_bytes();
+  estimate.retries = run.allocator().retries();
+  if (run.went_without()) {
     estimate.doubt = "a convolution does not get its workspace, and what it takes then is not known";
     estimate.allocated_is_exact = estimate.reserved_is_exact = false;
   }
@@ -181,10 +181,10 @@ const AllocationSequence::Allocation* find_doubtful(const AtPoint& at, ShapeEsti
 
 }  // namespace
 
-ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t available_bytes,
                        const AllocatorSettings& settings) {
   const AtPoint at = compute_at(function, point);
-  ShapeEstimate estimate = walk_through(at, &SizeEstimate::bytes, room_bytes, settings);
+  ShapeEstimate estimate = run_sequence(at, &SizeEstimate::bytes, available_bytes, settings);
   if (function.has_new_one(point) || !function.is_within_structure(point)) {
     estimate.doubt = function.has_new_one(point) ? "no run that it was learned from had a 1 there"
                                                  : "runs around it differ in what they allocate";
@@ -194,7 +194,7 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
   const AllocationSequence::Allocation* const doubtful = find_doubtful(at, estimate);
   if (doubtful == nullptr || !estimate.doubt.empty()) return estimate;
   for (const Bytes extreme : {&SizeEstimate::least, &SizeEstimate::most}) {
-    const ShapeEstimate other = walk_through(at, extreme, room_bytes, settings);
+    const ShapeEstimate other = run_sequence(at, extreme, available_bytes, settings);
     const bool is_same = other.fits == estimate.fits;
     estimate.allocated_is_exact &= is_same && other.peak_allocated_bytes == estimate.peak_allocated_bytes;
     estimate.reserved_is_exact &= is_same && other.peak_reserved_bytes == estimate.peak_reserved_bytes;
@@ -206,20 +206,20 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
   return estimate;
 }
 
-ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes) {
-  return evaluate(function, point, room_bytes, function.nearest(point).sequence.settings);
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t available_bytes) {
+  return evaluate(function, point, available_bytes, function.nearest(point).sequence.settings);
 }
 
 Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) {
   const AtPoint at = compute_at(function, point);
   const Structure& from = at.from;
-  Walk walk(at, &SizeEstimate::bytes, kAllThereIs, from.sequence.settings);
+  SequenceRun run(at, &SizeEstimate::bytes, kAllThereIs, from.sequence.settings);
   size_t end = 0;
   int64_t peak = 0;
   const auto& items = from.sequence.items;
-  for (size_t i = 0; i < items.size() && walk.step(items[i]); ++i) {
-    if (walk.allocator().allocated_bytes() <= peak) continue;
-    peak = walk.allocator().allocated_bytes();
+  for (size_t i = 0; i < items.size() && run.step(items[i]); ++i) {
+    if (run.allocator().allocated_bytes() <= peak) continue;
+    peak = run.allocator().allocated_bytes();
     end = i + 1;
   }
   std::vector<bool> alive(from.sequence.allocations.size());

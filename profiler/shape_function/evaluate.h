@@ -28,11 +28,11 @@ struct ShapeEstimate {
 };
 
 /// Runs the allocator's algorithm on the allocations that the program would make at `point`, where PyTorch may take
-/// `room_bytes`. About a millisecond.
-ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
+/// `available_bytes`. About a millisecond.
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t available_bytes,
                        const AllocatorSettings& settings);
 /// The same with the settings that the runs had.
-ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes);
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t available_bytes);
 
 /// What is alive at the peak of `point`, in bytes that were requested, as a polynomial; what no polynomial gives counts as at
 /// `point`.

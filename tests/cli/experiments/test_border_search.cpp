@@ -26,7 +26,7 @@ Tried search(int64_t count, int64_t available, const std::function<int64_t(int64
       border.take(position, {.passes = passed,
                              .allocated_bytes = passed ? bytes(position + 1) : available,
                              .needed_bytes = bytes(position + 1),
-                             .room_bytes = available});
+                             .available_bytes = available});
     }
   }
   if (const auto position = border.found()) tried.found = *position + 1;
@@ -89,7 +89,7 @@ TEST_CASE("where libraries choose other workspaces for larger values, twelve run
         search.take(position, {.passes = missing == 0,
                                .allocated_bytes = std::min(needed, available),
                                .needed_bytes = missing == 0 ? needed : available + missing * 4 / 5,
-                               .room_bytes = available});
+                               .available_bytes = available});
       }
     }
     return search;

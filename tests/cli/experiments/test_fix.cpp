@@ -24,7 +24,7 @@ std::vector<std::string> ids_of(const std::vector<Change>& changes) {
 }  // namespace
 
 TEST_CASE("changes are combined where the product of what they leave should fit, cheapest first", "[cli]") {
-  const Before before{.allocated_bytes = 1000, .room_bytes = 330};
+  const Before before{.allocated_bytes = 1000, .available_bytes = 330};
   const auto together = combine({measured("a", 600), measured("b", 500, 2), measured("c", 800)}, before);
   REQUIRE(together.size() == 2);
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "b"});
@@ -32,7 +32,7 @@ TEST_CASE("changes are combined where the product of what they leave should fit,
 }
 
 TEST_CASE("changes that exclude each other, save nothing or were not proved are not combined", "[cli]") {
-  const Before before{.allocated_bytes = 1000, .room_bytes = 400};
+  const Before before{.allocated_bytes = 1000, .available_bytes = 400};
   MeasuredFix unproved = measured("x", 0);
   unproved.measured_peak_bytes.reset();
   CHECK(
@@ -40,7 +40,7 @@ TEST_CASE("changes that exclude each other, save nothing or were not proved are 
 }
 
 TEST_CASE("what would fit but for fragmentation is tried with expandable segments", "[cli]") {
-  const auto together = combine({measured("a", 300)}, {.allocated_bytes = 1000, .room_bytes = 400});
+  const auto together = combine({measured("a", 300)}, {.allocated_bytes = 1000, .available_bytes = 400});
   REQUIRE(together.size() == 1);
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "expandable_segments"});
 }
@@ -96,7 +96,8 @@ TEST_CASE("a profile is of the largest network, and nothing where it cannot be r
 TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]") {
   const Target target{.batch = 8, .accumulates = true};
   const ProgramProfile profile{.keeps_gradients = true, .has_adam = true, .has_8bit = true};
-  const std::vector<Change> changes = list_changes(target, profile, {}, {.allocated_bytes = 100, .room_bytes = 100});
+  const std::vector<Change> changes =
+      list_changes(target, profile, {}, {.allocated_bytes = 100, .available_bytes = 100});
   CHECK(ids_of(changes) == std::vector<std::string>{"expandable_segments", "set_to_none", "adam_8bit", "accumulate_2",
                                                     "half_batch", "batch_2"});
   for (const Change& change : changes) {
@@ -154,7 +155,7 @@ TEST_CASE("the batch is found on the program's command line, however it is writt
 
 TEST_CASE("a batch that the program's parser takes is halved behind its own arguments", "[cli]") {
   const ProgramProfile profile{.batch_option = "--batch-size", .batch_of_option = 6};
-  const std::vector<Change> changes = list_changes({}, profile, {}, {.allocated_bytes = 2, .room_bytes = 1});
+  const std::vector<Change> changes = list_changes({}, profile, {}, {.allocated_bytes = 2, .available_bytes = 1});
   REQUIRE(ids_of(changes) == std::vector<std::string>{"half_batch", "batch_1"});
   CHECK(changes[0].added == std::vector<std::string>{"--batch-size", "3"});
   CHECK(changes[0].label == "--batch-size 3");
@@ -184,7 +185,7 @@ TEST_CASE("autocast is not tried where weights and what belongs to them are the 
     Target target{};
     target.device.gpus.emplace_back().capability.major = 8;
     const Report whole{.devices = {{.categories = {{"parameter", 400}, {"activation", activation_bytes}}}}};
-    const auto ids = ids_of(list_changes(target, profile, whole, {.allocated_bytes = 2, .room_bytes = 1}));
+    const auto ids = ids_of(list_changes(target, profile, whole, {.allocated_bytes = 2, .available_bytes = 1}));
     return std::ranges::find(ids, "autocast_bf16") != ids.end();
   };
   CHECK_FALSE(tries_autocast(10));

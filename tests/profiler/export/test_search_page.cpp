@@ -9,13 +9,15 @@ using namespace oomdiag;
 TEST_CASE(
     "the page of a search: bars against the available memory, figures, and nothing that a program's text could start",
     "[export]") {
-  const SearchPage page{
-      .text = "oomdiag: fits up to <b>\n\n  text & more\n",
-      .program = "python '<script>alert(1)</script>.py'",
-      .found = true,
-      .rows = {
-          {.label = "batch = 1", .measured_bytes = 2_GiB, .room_bytes = 8_GiB, .fits = true, .lines = {"a < b", "c"}},
-          {.label = "batch = 2", .fits = false, .note = "<!--ROWS-->"}}};
+  const SearchPage page{.text = "oomdiag: fits up to <b>\n\n  text & more\n",
+                        .program = "python '<script>alert(1)</script>.py'",
+                        .found = true,
+                        .rows = {{.label = "batch = 1",
+                                  .measured_bytes = 2_GiB,
+                                  .available_bytes = 8_GiB,
+                                  .fits = true,
+                                  .lines = {"a < b", "c"}},
+                                 {.label = "batch = 2", .fits = false, .note = "<!--ROWS-->"}}};
   const std::string html = to_html(page);
   const auto has = [&](const std::string& part) { return html.find(part) != html.npos; };
   CHECK(has("<h1>Fits up to &lt;b&gt;</h1>"));
@@ -53,7 +55,7 @@ TEST_CASE("the peak over two dimensions is a table with its border as a line", "
                         .fits = {true, true, true, false},
                         .is_exact = {true, false, true, true},
                         .border = {8, 5},
-                        .room_bytes = 4_GiB};
+                        .available_bytes = 4_GiB};
   const std::string svg = draw_surface(surface);
   const auto count = [&](const std::string& part) {
     size_t times = 0;
