@@ -34,6 +34,7 @@ TopologyChoice read_topology(const std::string& text) {
   if (!is_one || text.empty() || (!parts[3].matched && !parts[4].matched)) reject(text);
   TopologyChoice choice{.gpu = parts[2].str(), .links = parts[3].str()};
   if (parts[1].matched) choice.gpus = std::stoi(parts[1].str());
+  if (parts[1].matched && choice.gpus == 0) reject(text);
   if (parts[4].matched) choice.links += network_of(parts[4].str(), text);
   return choice;
 }

@@ -105,7 +105,7 @@ TEST_CASE("a topology names GPUs, links between them and between hosts", "[ranks
   CHECK(read_topology("4x-pcie,tcp") == TopologyChoice{.gpus = 4, .links = "pcie,tcp"});
   CHECK(read_topology("rtx6000-ada-pcie") == TopologyChoice{.gpu = "rtx6000-ada", .links = "pcie"});
   CHECK(read_topology(",efa") == TopologyChoice{.links = ",rdma"});
-  for (const char* text : {"", "8x", "h100", "nvlink,pigeon", "8xh100-nvlink,ib,ib"})
+  for (const char* text : {"", "8x", "h100", "nvlink,pigeon", "8xh100-nvlink,ib,ib", "0xh100-nvlink"})
     CHECK_THROWS_AS(read_topology(text), Error);
 }
 
