@@ -13,7 +13,6 @@
 #include "profiler/report/fixes_table.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"
-#include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
@@ -44,23 +43,16 @@ std::string csv_row(int gpu, const ReportHolder& holder) {
                      holder.bytes, holder.blocks, holder.copies, csv_cell(holder.referrer));
 }
 
+constexpr size_t kColumnsOfCell = 60;
+
 /// In a table of Markdown nothing may end a cell, a line or begin markup.
-std::string cell(std::string_view text, size_t columns = 60) {
+std::string cell(std::string_view text, size_t columns = kColumnsOfCell) {
   std::string safe;
   for (const char c : printable(text, columns)) {
     if (std::string_view("|`*_<>[]\\").find(c) != std::string_view::npos) safe += '\\';
     safe += c;
   }
   return safe;
-}
-
-std::string holder_label(const ReportHolder& holder) {
-  std::string label = holder.name.empty() ? holder.op : holder.name;
-  if (label.empty()) label = short_source(holder.source);
-  if (label.empty()) return "of unknown origin";
-  if (!holder.kind.empty()) label = holder.kind + ": " + label;
-  if (holder.copies > 1) label += fmt::format(" ×{}", holder.copies);
-  return holder.shape.empty() ? label : label + "  " + holder.shape;
 }
 
 void add_holders(const ReportOfDevice& device, std::string& text) {
@@ -72,8 +64,8 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
   text += "\n| GPU memory | what | |\n|---|---|---:|\n";
   int64_t rest = device.memory.allocated_bytes;
   for (const ReportHolder* holder : holders) {
-    text += fmt::format("| {} | {} | {} |\n", cell(label_of(holder->category)), cell(holder_label(*holder)),
-                        with_unit(holder->bytes));
+    text += fmt::format("| {} | {} | {} |\n", cell(label_of(holder->category)),
+                        cell(label_of(*holder, {}, kColumnsOfCell)), with_unit(holder->bytes));
     rest -= holder->bytes;
   }
   if (rest > 0) text += fmt::format("| others | | {} |\n", with_unit(rest));

@@ -107,18 +107,6 @@ std::string count_of(const ReportHolder& holder, const TextOptions& options) {
   return fmt::format("{} {} {}", holder.blocks, options.unicode ? "×" : "x", with_unit(holder.block_bytes));
 }
 
-// What no module names is named by its line; count and shape follow where they fit.
-std::string label_of(const ReportHolder& holder, const TextOptions& options, size_t columns = kHolderColumns - 5) {
-  std::string label = name_of(holder, options);
-  const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
-  for (const std::string& more :
-       {wants_line ? short_source(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
-    const bool fits = count_columns(label) + 2 + count_columns(more) <= columns;
-    if (!more.empty() && fits) label += "  " + more;
-  }
-  return label;
-}
-
 int64_t cached_in_private_pools(const ReportOfDevice& device) {
   for (const auto& [name, bytes] : device.private_pools) {
     if (name == "cached_bytes") return bytes;
@@ -137,7 +125,7 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   for (const ReportHolder& holder : device.top_allocations) {
     if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
     const bool is_unnamed = holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
-    if (!is_unnamed) table.detail(label_of(holder, table.options()), holder.bytes);
+    if (!is_unnamed) table.detail(label_of(holder, table.options(), kHolderColumns - 5), holder.bytes);
     if (!is_unnamed) any = true;
     named += is_unnamed ? 0 : holder.bytes;
   }
@@ -184,6 +172,17 @@ std::vector<MemoryRow> rows_behind_categories(const ReportOfDevice& device) {
 }
 
 }  // namespace
+
+std::string label_of(const ReportHolder& holder, const TextOptions& options, size_t columns) {
+  std::string label = name_of(holder, options);
+  const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
+  for (const std::string& more :
+       {wants_line ? short_source(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
+    const bool fits = count_columns(label) + 2 + count_columns(more) <= columns;
+    if (!more.empty() && fits) label += "  " + more;
+  }
+  return label;
+}
 
 std::string_view label_of(Category category) {
   return std::ranges::find(kCategories, category, [](const auto& one) { return one.first; })->second;

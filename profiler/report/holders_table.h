@@ -12,6 +12,9 @@ namespace oomdiag {
 /// "activations (saved for backward)": what people read for a category, the same word everywhere.
 std::string_view label_of(Category category);
 
+/// "h.*.mlp.act ×12  train.py:31": what no module names is named by its line; count and shape follow where they fit.
+std::string label_of(const ReportHolder& holder, const TextOptions& options, size_t columns);
+
 /// "h.*.mlp.act ×12, 4.00 GiB: activations (saved for backward)": who keeps most; in a leak, what grows. Empty for nothing.
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options);
 
