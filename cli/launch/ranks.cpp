@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -17,6 +16,7 @@
 #include "cli/terminal/help.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -25,9 +25,8 @@ constexpr int kMaxRanks = 1 << 20;
 constexpr int kGpusOfHost = 8;
 
 int read_rank(const std::string& text, int world_size) {
-  int rank = -1;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error == std::errc{} && rest == text.data() + text.size() && rank >= 0 && rank < world_size) return rank;
+  const std::optional<int64_t> rank = parse_whole_number(text);
+  if (rank && *rank >= 0 && *rank < world_size) return static_cast<int>(*rank);
   throw Error(ErrorKind::usage, fmt::format("'{}' is no rank of {}", text, world_size),
               fmt::format("valid: 0 to {}", world_size - 1));
 }

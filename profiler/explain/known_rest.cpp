@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <set>
 
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -23,20 +23,15 @@ struct Layer {
 /// Layers by their numbers.
 using Stack = std::map<uint32_t, Layer>;
 
-bool is_number(std::string_view text, uint32_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 // "h.3.mlp.weight" belongs to layer 3 of the stack "h". Only the outermost number counts: what repeats inside of a layer is
 // called as often as the layer is.
 void add_parameter(std::map<std::string_view, Stack>& stacks, const LiveBlock& block) {
   size_t begin = 0;
   while (begin < block.name.size()) {
     const size_t end = std::min(block.name.find('.', begin), block.name.size());
-    uint32_t number = 0;
-    if (begin > 0 && end < block.name.size() && is_number(block.name.substr(begin, end - begin), number)) {
-      Layer& layer = stacks[block.name.substr(0, begin - 1)][number];
+    const std::optional<int64_t> number = parse_whole_number(block.name.substr(begin, end - begin));
+    if (begin > 0 && end < block.name.size() && number) {
+      Layer& layer = stacks[block.name.substr(0, begin - 1)][static_cast<uint32_t>(*number)];
       layer.path = block.name.substr(0, end);
       layer.parameters[block.name.substr(end)] = block.bytes;
       return;
