@@ -91,6 +91,7 @@ void load_recorder() {
   if (recorder == nullptr) return;
   oomdiag::route_cupti(recorder->cupti());
   recorder->loaded();
+  oomdiag::write_status(oomdiag::kRecorderLoaded);
   oomdiag::record_nvtx_ranges(recorder->range);
   polling.store(true, std::memory_order_release);
 }

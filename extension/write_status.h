@@ -11,6 +11,9 @@
 
 namespace oomdiag {
 
+/// The line that says that a process asked for CUDA and has the recorder.
+inline constexpr char kRecorderLoaded[] = "recorder loaded";
+
 /// Adds a line to a file in the run folder for the launcher: why this process is not recorded, or nothing, which says that
 /// the shim was loaded. Several processes may do so: the first line is the first reason. False if there is no such folder.
 inline bool write_status(const std::string& text) {

@@ -19,6 +19,7 @@
 #include "cli/process/temporary_folder.h"
 #include "cli/process/workers.h"
 #include "cli/python/install.h"
+#include "cli/python/python.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
@@ -52,7 +53,14 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
         "open no Optimizer.step scopes",
         request.attach_at_step);
   }
-  if (left.was_loaded) return "no CUDA memory was used; nothing to report";
+  if (left.was_loaded) {
+    constexpr const char* kNothing = "no CUDA memory was used; nothing to report";
+    if (left.has_asked || is_python(request.program.front())) return kNothing;
+    return fmt::format(
+        "{}. If '{}' starts its program without LD_PRELOAD or OOMDIAG_OUTPUT, as env -i, sudo and ssh do, run oomdiag "
+        "there",
+        kNothing, request.program.front());
+  }
   if (!is_there(install.libraries / "liboomdiag_preload.so")) {
     return fmt::format("no report: the recorder is missing from '{}'; build it: scripts/build",
                        install.libraries.string());

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "cli/terminal/terminal.h"
+#include "extension/write_status.h"
 #include "profiler/error.h"
 #include "profiler/report/printable.h"
 #include "profiler/trace/follower.h"
@@ -140,7 +141,13 @@ Leftovers look_into(const fs::path& folder) {
   Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
   if (!has_trace) left.why_not_writable = find_obstacle(folder);
   std::ifstream loaded(folder / "loaded");
-  std::getline(loaded, left.why_not_recorded);
+  for (std::string line; std::getline(loaded, line);) {
+    if (line == kRecorderLoaded) {
+      left.has_asked = true;
+    } else if (left.why_not_recorded.empty()) {
+      left.why_not_recorded = line;
+    }
+  }
   return left;
 }
 

@@ -55,6 +55,7 @@ inline constexpr std::string_view kSharedFolder = "ranks";
 /// What a run left in its folder.
 struct Leftovers {
   bool was_loaded = false;         ///< the shim was loaded into a process
+  bool has_asked = false;          ///< a process with the recorder asked for CUDA
   bool has_trace = false;          ///< CUDA was used there, and the recorder wrote
   std::string why_not_writable{};  ///< why the folder takes no file, as on a full disk, or empty
   std::string why_not_recorded{};  ///< why a process was not recorded, or empty

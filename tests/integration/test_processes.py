@@ -113,6 +113,11 @@ class Endings(ProcessTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(json.loads(self.report_file.read_text())["outcome"], "ok", closed)
 
+    def test_a_program_that_the_recorder_cannot_reach_is_not_said_to_use_no_cuda(self):
+        done, report = self.record("env", "-i", "sh", "-c", "exit 3")
+        self.assertEqual((done.returncode, report), (3, None))
+        self.assertRegex(done.stderr, "If 'env' starts its program without LD_PRELOAD .*, run oomdiag there")
+
     def test_an_oom_that_nobody_catches(self):
         done, report = self.check_ending("oom_uncaught", "out_of_memory")
         self.assertEqual(done.returncode, -signal.SIGABRT)

@@ -33,6 +33,7 @@ TEST_CASE("what a run left says whether the recorder was there, and whether CUDA
   CHECK_FALSE(look_into(run.path()).was_loaded);
   run.write("loaded");
   CHECK(look_into(run.path()).was_loaded);
+  CHECK_FALSE(look_into(run.path()).has_asked);
   CHECK_FALSE(look_into(run.path()).has_trace);
   run.write("trace");
   CHECK(look_into(run.path()).has_trace);
