@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cli/process/blocked_signals.h"
 #include "cli/process/own_process.h"
+#include "cli/process/signals.h"
 
 namespace oomdiag {
 namespace {
@@ -114,7 +114,7 @@ void become_by_fork(const std::string& socket, const std::vector<std::string>& a
                     const std::function<void()>& on_start) {
   const int connection = open_socket(socket, connect);
   if (connection < 0) return;
-  const BlockedSignals ours{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+  const BlockedSignals ours(passed_signals());
   const int signals = signalfd(-1, &ours.set(), SFD_CLOEXEC);
   char begun = 0;
   const bool is_forked = signals >= 0 && send_streams(connection) && send_all(connection, pack_request(arguments)) &&

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,10 +12,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cli/process/blocked_signals.h"
 #include "cli/process/forked_program.h"
 #include "cli/process/own_process.h"
 #include "cli/process/process_tree.h"
+#include "cli/process/signals.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
 
@@ -79,7 +80,9 @@ void redirect(const std::filesystem::path& file) {
 
 /// In the child: waits for the run folder, then becomes the program.
 [[noreturn]] void become(const Program& program, Pipe& start, Pipe& failure, const BlockedSignals& signals) {
-  start.close_end(1);
+  // Who ends us by SIGKILL, as Python's subprocess does after its timeout, means the program, and waits for its output.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  start.close_end(1);  // where we are gone before that call, no folder comes
   const std::string folder = start.receive_all();
   if (folder.empty()) _exit(127);  // the parent could not make one and says so itself
   apply_environment(program.environment);
@@ -115,9 +118,14 @@ void note(const siginfo_t& info, Ending& ending) {
   if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) ending.interrupted_by = signal;
 }
 
-/// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
-/// child too: only those that another process sent to us alone are passed on.
-Ending wait_for(pid_t child, const BlockedSignals& signals, const std::optional<Tick>& tick) {
+/// Whether another process sent it to us alone. Ctrl-C and Ctrl-\ come from the terminal, to the whole foreground group.
+bool is_for_us_alone(const siginfo_t& info, GroupWitness& witness) {
+  const bool was_for_group = witness.received(info.si_signo);
+  return info.si_code <= 0 && !was_for_group;
+}
+
+/// Waits for the child and passes on what the program did not get itself.
+Ending wait_for(pid_t child, const BlockedSignals& signals, GroupWitness& witness, const std::optional<Tick>& tick) {
   Ending ending;
   for (;;) {
     int status = 0;
@@ -134,7 +142,7 @@ Ending wait_for(pid_t child, const BlockedSignals& signals, const std::optional<
     siginfo_t info{};
     const int signal = tick ? signals.wait(tick->every, info) : sigwaitinfo(&signals.set(), &info);
     if (signal > 0) note(info, ending);
-    if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) kill(child, signal);
+    if (signal > 0 && signal != SIGCHLD && is_for_us_alone(info, witness)) kill(child, signal);
     if (signal < 0 && tick) {
       tick->work();
       if (tick->is_enough && tick->is_enough()) end_at_once(child);
@@ -160,9 +168,12 @@ NotStarted::NotStarted(const std::string& name, int error)
 
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
               const std::optional<Tick>& tick) {
+  sigset_t waited = passed_signals();
+  sigaddset(&waited, SIGCHLD);
+  const BlockedSignals signals(waited);
+  GroupWitness witness;  // before the pipes, of which it would keep an end open
   Pipe start;
   Pipe failure;
-  const BlockedSignals signals{SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
   const pid_t child = fork();
   if (child < 0) throw Error(ErrorKind::environment, fmt::format("cannot start a process: {}", std::strerror(errno)));
   if (child == 0) become(program, start, failure, signals);
@@ -183,7 +194,7 @@ Ending launch(const Program& program, const std::function<std::filesystem::path(
     std::memcpy(&number, error.data(), sizeof number);
     throw NotStarted(program.arguments.front(), number);
   }
-  return wait_for(child, signals, tick);
+  return wait_for(child, signals, witness, tick);
 }
 
 void apply_environment(const Environment& environment) {

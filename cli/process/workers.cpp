@@ -16,9 +16,9 @@
 #include <fstream>
 #include <map>
 
-#include "cli/process/blocked_signals.h"
 #include "cli/process/host.h"
 #include "cli/process/process_tree.h"
+#include "cli/process/signals.h"
 #include "profiler/error.h"
 
 // Processes and no threads: a launcher of programs deals with signals and children of its whole process, so each has one
@@ -96,7 +96,7 @@ void kill_all(std::map<pid_t, Worker>& workers) {
 void run_each_in_a_process(const std::vector<std::function<std::string()>>& works, int at_once,
                            const TakeAnswer& take) {
   std::map<pid_t, Worker> workers;
-  const BlockedSignals signals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD};
+  const BlockedSignals signals(make_signals({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}));
   std::size_t begun = 0, over = 0;
   try {
     while (over < works.size()) {

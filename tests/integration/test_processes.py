@@ -113,6 +113,12 @@ class Endings(ProcessTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(json.loads(self.report_file.read_text())["outcome"], "ok", closed)
 
+    def test_a_parent_that_ignores_the_end_of_children_costs_no_report(self):
+        show = '"$0" normal; grep SigIgn /proc/self/status'
+        _, report = self.check_same("sh", "-c", show, self.program,
+                                    preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(report["outcome"], "ok")
+
     def test_a_program_that_the_recorder_cannot_reach_is_not_said_to_use_no_cuda(self):
         done, report = self.record("env", "-i", "sh", "-c", "exit 3")
         self.assertEqual((done.returncode, report), (3, None))

@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -30,6 +31,55 @@ TEST_CASE("who was interrupted is known, however well the program took it", "[cl
   CHECK(run("trap 'exit 4' TERM; kill -TERM $PPID; while :; do sleep 0.01; done") ==
         Ending{.exit_code = 4, .interrupted_by = SIGTERM});
   CHECK(run("kill -KILL $$") == Ending{.signal = SIGKILL});
+}
+
+TEST_CASE("whatever signal another process sends is passed on", "[cli]") {
+  for (const int number : {SIGALRM, SIGXCPU, SIGVTALRM, SIGPROF, SIGPWR, SIGIO, SIGABRT, SIGUSR1, SIGUSR2, SIGRTMIN}) {
+    const std::string send = "kill -" + std::to_string(number) + " $PPID; exec sleep 20";
+    CHECK(run(send) == Ending{.signal = number});
+  }
+}
+
+TEST_CASE("a signal for the whole process group reaches the program once", "[cli]") {
+  const auto count = [](const char* target) {
+    const pid_t group = fork();
+    if (group == 0) {
+      setpgid(0, 0);
+      const std::string script = "trap 'count=$((count+1))' USR1; count=0; kill -USR1 " + std::string(target) +
+                                 "; for i in 1 2 3 4 5; do sleep 0.1; done; exit $count";
+      _exit(run(script).exit_code);
+    }
+    int status = 0;
+    waitpid(group, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  CHECK(count("0") == 1);
+  CHECK(count("$PPID") == 1);
+}
+
+TEST_CASE("who kills the launcher kills the program", "[cli]") {
+  const TestFolder folder;
+  const std::filesystem::path file = folder.path() / "pid";
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    run("echo $$ > " + file.string() + "; exec sleep 60");
+    _exit(0);
+  }
+  pid_t program = 0;
+  for (int i = 0; i < 500 && program == 0; ++i) {
+    usleep(10'000);
+    std::ifstream(file) >> program;
+  }
+  REQUIRE(program > 0);
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  bool is_alive = true;
+  for (int i = 0; i < 500 && is_alive; ++i) {
+    usleep(10'000);
+    std::string command;  // one that has ended and that nobody waited for has none
+    is_alive = static_cast<bool>(std::ifstream("/proc/" + std::to_string(program) + "/cmdline") >> command);
+  }
+  CHECK_FALSE(is_alive);
 }
 
 TEST_CASE("a program that is ended leaves nothing running of what it started", "[cli]") {
