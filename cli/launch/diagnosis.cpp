@@ -57,8 +57,8 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
     constexpr const char* kNothing = "no CUDA memory was used; nothing to report";
     if (left.has_asked || is_python(request.program.front())) return kNothing;
     return fmt::format(
-        "{}. If '{}' starts its program without LD_PRELOAD or OOMDIAG_OUTPUT, as env -i, sudo and ssh do, run oomdiag "
-        "there",
+        "{}. If '{}' starts its program where LD_PRELOAD or the run folder do not reach it (env -i, sudo, another "
+        "user, a container), run oomdiag there",
         kNothing, request.program.front());
   }
   if (!is_there(install.libraries / "liboomdiag_preload.so")) {

@@ -122,7 +122,7 @@ class Endings(ProcessTest):
     def test_a_program_that_the_recorder_cannot_reach_is_not_said_to_use_no_cuda(self):
         done, report = self.record("env", "-i", "sh", "-c", "exit 3")
         self.assertEqual((done.returncode, report), (3, None))
-        self.assertRegex(done.stderr, "If 'env' starts its program without LD_PRELOAD .*, run oomdiag there")
+        self.assertRegex(done.stderr, "If 'env' starts its program where LD_PRELOAD .* do not reach it .*, run oomdiag there")
 
     def test_an_oom_that_nobody_catches(self):
         done, report = self.check_ending("oom_uncaught", "out_of_memory")
