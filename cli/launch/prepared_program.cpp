@@ -1,5 +1,10 @@
 #include "cli/launch/prepared_program.h"
 
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <optional>
+
 #include "cli/device/device.h"
 #include "cli/device/gpus.h"
 #include "cli/launch/diagnosis.h"
@@ -10,6 +15,7 @@
 #include "cli/python/preload.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -24,6 +30,15 @@ std::string list_files(const std::vector<GpuEntry>& gpus) {
 /// Settings of packages that can decide on the host what they decide by a kernel of their own otherwise, which computes nothing
 /// here. vLLM's newer model runner counts on the GPU which tokens are done: none ever is, and generate() does not end.
 constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
+
+void check_trace_size() {
+  constexpr int64_t kMaxMib = int64_t{1} << 20;
+  const std::string text = environment(variables::kTraceMib);
+  const std::optional<int64_t> mib = parse_whole_number(text);
+  if (text.empty() || (mib && *mib >= 1 && *mib <= kMaxMib)) return;
+  throw Error(ErrorKind::usage, fmt::format("{} is '{}'", variables::kTraceMib, text),
+              fmt::format("it takes a whole number of MiB, from 1 to {}; unset, 256 are kept", kMaxMib));
+}
 
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,
                 const std::optional<VirtualCaches>& caches) {
@@ -92,6 +107,7 @@ std::vector<std::pair<const char*, std::string>> VirtualCaches::variables() cons
 
 PreparedProgram::PreparedProgram(const DiagnosisRequest& request, const Install& install)
     : libraries_(install.libraries) {
+  check_trace_size();
   if (request.device.is_virtual()) caches_.emplace();
   program_ = prepare(request, install, libraries_.path(), caches_);
 }

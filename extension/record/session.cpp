@@ -159,7 +159,7 @@ void start_driver_books() {
 Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
-  budget.event_bytes = int64_t{environment_number(variables::kTraceMib, 256)} << 20;
+  budget.event_bytes = int64_t{std::clamp(environment_number(variables::kTraceMib, 256), 0, 1 << 20)} << 20;
   PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();

@@ -124,6 +124,12 @@ class Endings(ProcessTest):
         self.assertEqual((done.returncode, report), (3, None))
         self.assertRegex(done.stderr, "If 'env' starts its program where LD_PRELOAD .* do not reach it .*, run oomdiag there")
 
+    def test_the_size_of_the_trace_is_checked_before_the_program_runs(self):
+        for size in "-1", "many", "0", "9" * 20:
+            done, _ = self.record("echo", "it runs", env=os.environ | {"OOMDIAG_TRACE_MIB": size})
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertRegex(done.stderr, rf"\Aoomdiag: error: OOMDIAG_TRACE_MIB is '{size}'\nhint: .* MiB, .*\n\Z")
+
     def test_an_oom_that_nobody_catches(self):
         done, report = self.check_ending("oom_uncaught", "out_of_memory")
         self.assertEqual(done.returncode, -signal.SIGABRT)
