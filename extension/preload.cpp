@@ -21,6 +21,7 @@
 #include "extension/cupti/interpose.h"
 #include "extension/environment.h"
 #include "extension/nvtx.h"
+#include "extension/own_variable.h"
 #include "extension/python_build.h"
 #include "extension/record/control.h"
 #include "extension/torch_version.h"
@@ -45,7 +46,7 @@ std::atomic<bool> polling = false;
 const oomdiag::RecorderFunctions* recorder = nullptr;  // set before `polling`
 
 std::string variable(const char* name) {
-  const char* value = std::getenv(name);
+  const char* value = oomdiag::own_variable(name);
   return value == nullptr ? "" : value;
 }
 
@@ -77,7 +78,7 @@ const oomdiag::RecorderFunctions* find_recorder(const char* path) {
 }
 
 void load_recorder() {
-  const char* path = std::getenv(oomdiag::variables::kRecorder);
+  const char* path = oomdiag::own_variable(oomdiag::variables::kRecorder);
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "extension/environment.h"
+#include "extension/own_variable.h"
 
 namespace oomdiag {
 
@@ -17,7 +17,7 @@ inline constexpr char kRecorderLoaded[] = "recorder loaded";
 /// Adds a line to a file in the run folder for the launcher: why this process is not recorded, or nothing, which says that
 /// the shim was loaded. Several processes may do so: the first line is the first reason. False if there is no such folder.
 inline bool write_status(const std::string& text) {
-  const char* folder = std::getenv(variables::kOutput);
+  const char* folder = own_variable(variables::kOutput);
   if (folder == nullptr) return false;
   const int file =
       open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);

@@ -4,8 +4,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "extension/own_variable.h"
 #include "profiler/error.h"
 #include "profiler/trace/shared_file.h"
 #include "profiler/trace/writer.h"
@@ -51,7 +53,7 @@ bool make_trace_folder(const fs::path& folder) {
 }
 
 const char* environment(const char* name) noexcept {
-  const char* value = std::getenv(name);
+  const char* value = std::string_view(name).starts_with(kOwnPrefix) ? own_variable(name) : std::getenv(name);
   return value == nullptr ? "" : value;
 }
 

@@ -1087,6 +1087,13 @@ def no_more_files():
     train()
 
 
+@program(report=None)
+def the_environment_is_cleared():
+    """The recording goes to the folder that the process was started with, which is the server's."""
+    os.environ.clear()
+    train()
+
+
 @program
 def the_current_folder_is_gone():
     folder = tempfile.mkdtemp()

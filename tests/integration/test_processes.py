@@ -360,6 +360,9 @@ class PythonEndings(ProcessTest):
         done, _ = self.check(self.TRAIN + "\n        print(input())", "ok", input="typed\n")
         self.assertIn("typed", done.stdout)
 
+    def test_an_environment_that_was_cleared_before_cuda_is_used(self):
+        self.check("        os.environ.clear()" + self.TRAIN, "ok")
+
     def test_an_exception_through_backward(self):
         self.check("""
             class Odd(torch.autograd.Function):

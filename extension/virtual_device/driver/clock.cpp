@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <ctime>
 
-#include "extension/environment.h"
+#include "extension/own_variable.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/stream.h"
@@ -72,7 +72,7 @@ int64_t start_on(const Stream& stream) {
 
 bool is_clocked() noexcept {
   static const bool clocked = [] {
-    const char* text = std::getenv(variables::kClocked);
+    const char* text = own_variable(variables::kClocked);
     return text && *text && *text != '0';
   }();
   return clocked;

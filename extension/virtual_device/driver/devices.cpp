@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "extension/environment.h"
+#include "extension/own_variable.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
@@ -30,7 +31,7 @@ std::atomic<bool> forked = false;
 
 /// A device file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
 void override_memory(Gpu& gpu) {
-  const char* text = std::getenv(variables::kMemory);
+  const char* text = own_variable(variables::kMemory);
   if (!text || !*text) return;
   char* end = nullptr;
   const long long bytes = std::strtoll(text, &end, 10);
@@ -39,7 +40,7 @@ void override_memory(Gpu& gpu) {
 }
 
 Driver read_driver() {
-  const char* text = std::getenv(variables::kDriver);
+  const char* text = own_variable(variables::kDriver);
   try {
     return parse_driver(text ? text : "");
   } catch (const std::invalid_argument& reason) {
@@ -53,7 +54,7 @@ void read_device(Device& device, int index, const std::string& path) {
   device.gpu = with_driver(read_gpu(path), machine_driver());
   override_memory(device.gpu);
   device.cudnn_description = describe_for_cudnn(device.gpu);
-  const char* architectures = std::getenv(variables::kArchitectures);
+  const char* architectures = own_variable(variables::kArchitectures);
   device.architecture = pick_architecture(device.gpu, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
 }
 
@@ -99,7 +100,7 @@ void pick_visible() {
 }
 
 void read_gpus() {
-  const char* list = std::getenv(variables::kGpu);
+  const char* list = own_variable(variables::kGpu);
   std::string path;
   try {
     read_devices(list ? list : "", path);

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "extension/environment.h"
+#include "extension/own_variable.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -43,7 +43,7 @@ void take_row(Row& row) {
 }  // namespace
 
 void open_shared_gpus() noexcept {
-  const char* folder = std::getenv(variables::kOutput);
+  const char* folder = own_variable(variables::kOutput);
   if (!folder || !*folder) return;
   constexpr size_t kBytes = kMaxProcesses * sizeof(Row);
   auto opened =
