@@ -166,11 +166,6 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice_v2(CUdevice* ordinal, CUcontext hand
 OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() { return synchronize(current_context()); }
 OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize_v2(CUcontext context) { return synchronize(context_or_current(context)); }
 
-OOMDIAG_ENTRY_POINT CUresult cuCtxGetApiVersion(CUcontext, unsigned* version) {
-  *version = CUDA_VERSION;
-  return CUDA_SUCCESS;
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = 0;
   if (greatest) *greatest = -5;
@@ -206,11 +201,6 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxDisablePeerAccess(CUcontext handle) {
   if (!current_context() || !peer) return CUDA_ERROR_INVALID_CONTEXT;
   const uint32_t bit = 1u << peer->device->ordinal;
   return current_context()->device->peers.fetch_and(~bit) & bit ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuCtxGetFlags(unsigned* flags) {
-  *flags = 0;
-  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {

@@ -80,6 +80,13 @@ CUresult copy_on(Address target, Address source, size_t bytes, CUstream stream) 
   return CUDA_SUCCESS;
 }
 
+CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUstream stream) {
+  for (size_t i = 0; i < count; ++i) {
+    if (const CUresult error = copy_on(to[i], from[i], bytes[i], stream)) return error;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult set_on(CUstream stream, Address target, unsigned value, size_t number_bytes, size_t count) {
   void* const to = target.pointer;
   const size_t bytes = count * number_bytes;

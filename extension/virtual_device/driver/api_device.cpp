@@ -11,6 +11,7 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/forward.h"
 #include "extension/virtual_device/driver/memory_account.h"
 #include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
@@ -90,6 +91,20 @@ int common_attribute(CUdevice_attribute attribute) {
   }
 }
 
+CUresult parse_bus_id(CUdevice* device, const char* text) {
+  unsigned domain = 0;
+  unsigned bus = 0;
+  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
+  const Device* found = oomdiag::find_installed(static_cast<int>(bus) - 1);
+  if (!found || found->ordinal < 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = found->ordinal;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+namespace oomdiag {
+
 int gpu_attribute(const Device& device, CUdevice_attribute attribute) {
   const Gpu& gpu = device.gpu;
   switch (static_cast<int>(attribute)) {
@@ -135,24 +150,7 @@ int gpu_attribute(const Device& device, CUdevice_attribute attribute) {
   }
 }
 
-CUresult parse_bus_id(CUdevice* device, const char* text) {
-  unsigned domain = 0;
-  unsigned bus = 0;
-  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
-  const Device* found = oomdiag::find_installed(static_cast<int>(bus) - 1);
-  if (!found || found->ordinal < 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = found->ordinal;
-  return CUDA_SUCCESS;
-}
-
-}  // namespace
-
-OOMDIAG_ENTRY_POINT CUresult cuInit(unsigned) { return oomdiag::initialize_devices(); }
-
-OOMDIAG_ENTRY_POINT CUresult cuDriverGetVersion(int* version) {
-  *version = oomdiag::driver_version();
-  return CUDA_SUCCESS;
-}
+}  // namespace oomdiag
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetCount(int* count) {
   *count = oomdiag::count_devices();
@@ -188,20 +186,6 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevic
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
   return parse_bus_id(device, text);
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice ordinal) {
-  const Device* device = find_device(ordinal);
-  if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  *value = gpu_attribute(*device, attribute);
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
-  const Device* device = find_device(ordinal);
-  if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  *bytes = static_cast<size_t>(device->gpu.total_bytes);
-  return CUDA_SUCCESS;
 }
 
 /// GPUs of one kind reach each other, others do not, and GeForce GPUs never: what a machine really allows depends on its

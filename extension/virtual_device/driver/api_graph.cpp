@@ -101,18 +101,10 @@ void print_dot(const GraphBody& body, FILE* file) {
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
-  return oomdiag::begin_capture(stream, mode, nullptr, {});
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
                                                          const CUgraphNode* dependencies, const CUgraphEdgeData*,
                                                          size_t count, CUstreamCaptureMode mode) {
   return oomdiag::begin_capture(stream, mode, find_graph(graph), find_nodes(dependencies, count));
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-  return oomdiag::end_capture(stream, graph);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
@@ -147,21 +139,6 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, 
   const auto added = find_nodes(nodes, count);
   if (flags & CU_STREAM_SET_CAPTURE_DEPENDENCIES) stream->dependencies.clear();
   stream->dependencies.insert(stream->dependencies.end(), added.begin(), added.end());
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  *mode = oomdiag::exchange_capture_mode(*mode);
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuGraphCreate(CUgraph* graph, unsigned) {
-  *graph = oomdiag::graph_handle(new Graph);
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuGraphDestroy(CUgraph graph) {
-  delete find_graph(graph);
   return CUDA_SUCCESS;
 }
 

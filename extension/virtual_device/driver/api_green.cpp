@@ -125,7 +125,7 @@ OOMDIAG_ENTRY_POINT CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx
 }
 
 /// A stream does not know of which green context it is.
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetGreenCtx(CUstream, CUgreenCtx* green) {
-  *green = nullptr;
-  return CUDA_SUCCESS;
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  if (green) *green = nullptr;
+  return cuStreamGetCtx(stream, context);
 }

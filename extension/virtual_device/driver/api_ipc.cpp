@@ -38,12 +38,3 @@ OOMDIAG_ENTRY_POINT CUresult cuIpcOpenMemHandle(CUdeviceptr* block, CUipcMemHand
   if (!device || device->ordinal < 0 || shared.bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   return oomdiag::import_block(*device, shared.bytes, reinterpret_cast<void**>(block));
 }
-
-OOMDIAG_ENTRY_POINT CUresult cuIpcCloseMemHandle(CUdeviceptr block) {
-  return oomdiag::free_block(reinterpret_cast<void*>(block));
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent) {
-  *handle = {};
-  return CUDA_SUCCESS;
-}

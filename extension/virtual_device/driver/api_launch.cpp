@@ -14,6 +14,7 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/forward.h"
 #include "extension/virtual_device/driver/launch_bounds.h"
 #include "extension/virtual_device/driver/launch_observer.h"
 #include "extension/virtual_device/driver/module.h"
@@ -21,23 +22,10 @@
 
 using oomdiag::current_device;
 using oomdiag::Device;
-using oomdiag::Shape;
 
 namespace {
 
 constexpr int kWarp = 32;
-
-CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
-  const Device* device = current_device();
-  if (!device) return oomdiag::check_context();
-  const bool has_room = shared_bytes <= static_cast<unsigned>(device->gpu.shared_bytes_per_block) ||
-                        shared_bytes <= static_cast<unsigned>(oomdiag::dynamic_shared_bytes(device->gpu, kernel));
-  if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
-  oomdiag::forget_arguments(arguments);
-  const auto threads = grid.count() * block.count();
-  oomdiag::notify_launch(kernel, threads, arguments);
-  return oomdiag_device_launch(stream, threads);
-}
 
 /// Blocks of so many threads, each with so much dynamic shared memory, that one multiprocessor takes at once.
 int count_blocks(const oomdiag::Gpu& gpu, int threads, size_t bytes) {
@@ -48,10 +36,25 @@ int count_blocks(const oomdiag::Gpu& gpu, int threads, size_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, gpu.blocks_per_multiprocessor));
 }
 
-/// The largest block of those with which the most threads are resident, and the grid that fills the GPU with it.
+}  // namespace
+
+namespace oomdiag {
+
+CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
+  const Device* device = current_device();
+  if (!device) return check_context();
+  const bool has_room = shared_bytes <= static_cast<unsigned>(device->gpu.shared_bytes_per_block) ||
+                        shared_bytes <= static_cast<unsigned>(dynamic_shared_bytes(device->gpu, kernel));
+  if (!has_room || !is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
+  forget_arguments(arguments);
+  const auto threads = grid.count() * block.count();
+  notify_launch(kernel, threads, arguments);
+  return oomdiag_device_launch(stream, threads);
+}
+
 CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t shared_bytes, int most_threads) {
   const Device* device = current_device();
-  if (!device) return oomdiag::check_context();
+  if (!device) return check_context();
   oomdiag_device_note("estimate", "block sizes by occupancy: the registers of kernels are not known");
   int most_resident = 0;
   for (int threads = most_threads > 0 ? std::min(most_threads, 1024) : 1024; threads > 0;
@@ -65,24 +68,13 @@ CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t 
   return most_resident > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-}  // namespace
+}  // namespace oomdiag
 
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                            CUstream stream, void** arguments, void**) {
-  return launch(kernel, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
-}
 OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** arguments,
                                               void**) {
-  return launch(kernel, {config->gridDimX, config->gridDimY, config->gridDimZ},
-                {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes, config->hStream,
-                arguments);
-}
-OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y,
-                                                       unsigned grid_z, unsigned block_x, unsigned block_y,
-                                                       unsigned block_z, unsigned shared_bytes, CUstream stream,
-                                                       void** arguments) {
-  return launch(kernel, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
+  return oomdiag::launch(kernel, {config->gridDimX, config->gridDimY, config->gridDimZ},
+                         {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
+                         config->hStream, arguments);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads,
@@ -90,25 +82,6 @@ OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* bl
   const Device* device = current_device();
   if (!device) return oomdiag::check_context();
   *blocks = count_blocks(device->gpu, threads, bytes);
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction,
-                                                              CUoccupancyB2DSize shared_of, size_t shared_bytes,
-                                                              int most_threads) {
-  return find_block(grid, block, shared_of, shared_bytes, most_threads);
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, CUfunction,
-                                                                       CUoccupancyB2DSize shared_of,
-                                                                       size_t shared_bytes, int most_threads,
-                                                                       unsigned) {
-  return find_block(grid, block, shared_of, shared_bytes, most_threads);
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
-  *clusters = 1;
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction, const CUlaunchConfig*) {
-  *size = 8;
   return CUDA_SUCCESS;
 }
 

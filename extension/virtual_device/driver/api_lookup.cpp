@@ -101,8 +101,3 @@ OOMDIAG_ENTRY_POINT CUresult cuGetErrorName(CUresult code, const char** text) {
 }
 
 // The driver's error log: the virtual device writes none, so that nobody is ever called.
-
-OOMDIAG_ENTRY_POINT CUresult cuLogsRegisterCallback(CUlogsCallback, void*, CUlogsCallbackHandle* handle) {
-  if (handle) *handle = nullptr;
-  return CUDA_SUCCESS;
-}

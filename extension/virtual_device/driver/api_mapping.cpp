@@ -12,20 +12,10 @@
 
 using oomdiag::Device;
 
-OOMDIAG_ENTRY_POINT CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*,
-                                                           CUmemAllocationGranularity_flags) {
-  *bytes = oomdiag::kPageBytes;
-  return CUDA_SUCCESS;
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuMemAddressReserve(CUdeviceptr* begin, size_t bytes, size_t, CUdeviceptr,
                                                  unsigned long long) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return oomdiag::reserve_addresses(static_cast<int64_t>(bytes), begin);
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuMemAddressFree(CUdeviceptr begin, size_t bytes) {
-  return oomdiag::free_addresses(begin, static_cast<int64_t>(bytes));
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
@@ -53,11 +43,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemMap(CUdeviceptr begin, size_t bytes, size_t of
 OOMDIAG_ENTRY_POINT CUresult cuMemUnmap(CUdeviceptr begin, size_t bytes) {
   OOMDIAG_OBSERVED(cuMemUnmap, begin, bytes);
   return oomdiag::unmap_pages(begin, static_cast<int64_t>(bytes));
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation*, CUdeviceptr) {
-  *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {

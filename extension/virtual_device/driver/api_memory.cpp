@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
@@ -48,6 +49,11 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAlloc(CUdeviceptr* block, size_t bytes) {
   if (const CUresult error = check_memory_call()) return error;
   if (!block || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   return oomdiag::allocate_block(*current_device(), static_cast<int64_t>(bytes), reinterpret_cast<void**>(block));
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocPitch(CUdeviceptr* block, size_t* pitch, size_t width, size_t height, unsigned) {
+  *pitch = oomdiag::pitch_of(width);
+  return cuMemAlloc(block, *pitch * height);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes, unsigned flags) {
@@ -96,11 +102,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemHostUnregister(void* begin) {
   OOMDIAG_OBSERVED(cuMemHostUnregister, begin);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return oomdiag::unregister_host(begin);
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuMemHostGetDevicePointer(CUdeviceptr* device, void* host, unsigned) {
-  *device = reinterpret_cast<CUdeviceptr>(host);
-  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemHostGetFlags(unsigned* flags, void* host) {

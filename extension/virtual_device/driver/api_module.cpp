@@ -124,16 +124,11 @@ OOMDIAG_ENTRY_POINT CUresult cuModuleLoad(CUmodule* module, const char* path) { 
 OOMDIAG_ENTRY_POINT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   return load_data(module, false, image);
 }
-OOMDIAG_ENTRY_POINT CUresult cuModuleUnload(CUmodule module) { return oomdiag::unload_module(module); }
 OOMDIAG_ENTRY_POINT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   return give_kernel(function, module, name);
 }
 OOMDIAG_ENTRY_POINT CUresult cuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
   return give_global(address, bytes, module, name);
-}
-OOMDIAG_ENTRY_POINT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
-  *mode = CU_MODULE_LAZY_LOADING;
-  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned,
@@ -144,15 +139,7 @@ OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadFromFile(CUlibrary* library, const cha
                                                    unsigned, CUlibraryOption*, void**, unsigned) {
   return load_file(library, true, path);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetModule(CUmodule* module, CUlibrary library) {
-  *module = handle_of<CUmodule>(library);
-  return CUDA_SUCCESS;
-}
 
-OOMDIAG_ENTRY_POINT CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
-  *function = handle_of<CUfunction>(kernel);
-  return CUDA_SUCCESS;
-}
 OOMDIAG_ENTRY_POINT CUresult cuKernelGetLibrary(CUlibrary* library, CUkernel kernel) {
   return give_module_of(library, kernel);
 }
@@ -174,10 +161,6 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute
 OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
   const CUresult error = oomdiag::check_context();
   return error ? error : set_attribute(current_device(), attribute, function, value);
-}
-OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
-  *state = CU_FUNCTION_LOADING_STATE_LOADED;
-  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {

@@ -10,6 +10,7 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/forward.h"
 #include "extension/virtual_device/driver/pool.h"
 #include "extension/virtual_device/driver/stream.h"
 #include "extension/virtual_device/entry_point.h"
@@ -21,13 +22,6 @@ using oomdiag::find_stream;
 using oomdiag::Stream;
 
 namespace {
-
-CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
-  if (const CUresult error = oomdiag::check_initialized()) return error;
-  if (const CUresult error = oomdiag::check_context()) return error;
-  *handle = oomdiag::stream_handle(&oomdiag::add_stream(*current_context(), flags, std::clamp(priority, -5, 0)));
-  return CUDA_SUCCESS;
-}
 
 /// Asking whether work is done breaks a capture: captured work is never done.
 CUresult check_not_capturing(CUstream handle) {
@@ -41,6 +35,17 @@ CUresult check_not_capturing(CUstream handle) {
 bool has_time(const Event& event) { return event.recorded_ns >= 0 && !(event.flags & CU_EVENT_DISABLE_TIMING); }
 
 }  // namespace
+
+namespace oomdiag {
+
+CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
+  if (const CUresult error = check_initialized()) return error;
+  if (const CUresult error = check_context()) return error;
+  *handle = stream_handle(&add_stream(*current_context(), flags, std::clamp(priority, -5, 0)));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace oomdiag
 
 CUresult oomdiag_device_check_capture() { return oomdiag::check_unsafe_call(); }
 
@@ -76,13 +81,6 @@ CUresult oomdiag_device_spin(CUstream handle, int64_t cycles) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuStreamCreate(CUstream* handle, unsigned flags) {
-  return create_stream(handle, flags, 0);
-}
-OOMDIAG_ENTRY_POINT CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
-  return create_stream(handle, flags, priority);
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuStreamDestroy(CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -112,48 +110,10 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, u
   return find_event(event) ? oomdiag::wait_for_event(*stream, *find_event(event), flags) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
-  const Stream* stream = find_stream(handle);
-  if (!stream) return oomdiag::stream_error(handle);
-  *priority = stream->priority;
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  const Stream* stream = find_stream(handle);
-  if (!stream) return oomdiag::stream_error(handle);
-  *flags = stream->flags;
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  const Stream* stream = find_stream(handle);
-  if (!stream) return oomdiag::stream_error(handle);
-  *id = stream->id;
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
-  const Stream* stream = find_stream(handle);
-  if (!stream) return oomdiag::stream_error(handle);
-  *device = stream->context->device->ordinal;
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
-  const Stream* stream = find_stream(handle);
-  if (!stream) return oomdiag::stream_error(handle);
-  *context = oomdiag::context_handle(stream->context);
-  return CUDA_SUCCESS;
-}
-
 /// Attributes stay at their defaults.
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue* value) {
   *value = {};
   return attribute == CU_STREAM_ATTRIBUTE_PRIORITY ? cuStreamGetPriority(stream, &value->priority) : CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr, size_t, unsigned) {
-  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_EMPTY);
 }
 
 /// Captured, it becomes a node and is not called; otherwise all work before it is done already.

@@ -39,4 +39,13 @@ struct Array {
 
 inline Array* find_array(CUarray handle) { return reinterpret_cast<Array*>(handle); }
 
+/// What a texture or a surface object points at.
+struct View {
+  CUDA_RESOURCE_DESC resource{};
+  CUDA_TEXTURE_DESC texture{};
+  CUDA_RESOURCE_VIEW_DESC part{};
+};
+
+inline View* find_view(unsigned long long object) { return reinterpret_cast<View*>(object); }
+
 }  // namespace oomdiag

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
+#include <type_traits>
 
 #include "extension/virtual_device/entry_point.h"
 
@@ -39,9 +40,21 @@ Success give_new(Object* object) {
   return {};
 }
 
+template <typename Object, typename Handle>
+Success destroy(Handle handle) {
+  delete reinterpret_cast<const Object*>(handle);
+  return {};
+}
+
 template <typename Object>
 Success take_back(Object object) {
-  delete reinterpret_cast<const char*>(object);
+  return destroy<char>(object);
+}
+
+/// One answer, to whoever has a place for it.
+template <typename Value>
+Success give(std::type_identity_t<Value> value, Value* place) {
+  if (place) *place = value;
   return {};
 }
 

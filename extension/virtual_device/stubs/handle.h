@@ -57,12 +57,6 @@ Status create(Handle* handle, Status no_memory, Status not_initialized) {
   return Status{};
 }
 
-template <typename Object, typename Handle>
-Success destroy(Handle handle) {
-  delete reinterpret_cast<Object*>(handle);
-  return {};
-}
-
 template <typename Object, typename Field, typename Handle>
 Success set(Field Object::*field, Handle handle, std::type_identity_t<Field> value) {
   reinterpret_cast<Object*>(handle)->*field = value;
@@ -72,12 +66,6 @@ Success set(Field Object::*field, Handle handle, std::type_identity_t<Field> val
 template <typename Object, typename Field, typename Handle>
 Success get(Field Object::*field, Handle handle, Field* place) {
   *place = reinterpret_cast<Object*>(handle)->*field;
-  return {};
-}
-
-template <typename Value>
-Success give(Value value, Value* place) {
-  *place = value;
   return {};
 }
 
