@@ -1,5 +1,14 @@
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
 // All variables of the environment that are oomdiag's own; no other file of C++ spells their names. docs/environment.md is
 // generated from the lines below by scripts/environment, and a test compares.
 
@@ -86,5 +95,50 @@ inline constexpr char kRankOwner[] = "OOMDIAG_RANK_OWNER";
 inline constexpr char kOtherProcesses[] = "OOMDIAG_OTHER_PROCESSES";
 /// a tool that holds CUPTI on a virtual device from the start
 inline constexpr char kCuptiHolder[] = "OOMDIAG_CUPTI_HOLDER";
+
+// What a variable of any name says.
+
+/// The environment that this process was started with: variables, each begun by a NUL.
+inline std::string environment_at_start() {
+  std::string all(1, '\0');
+  const int file = open("/proc/self/environ", O_RDONLY | O_CLOEXEC);
+  std::array<char, 4096> part{};
+  for (ssize_t count = 0; (count = read(file, part.data(), part.size())) > 0;) {
+    all.append(part.data(), static_cast<std::size_t>(count));
+  }
+  if (file >= 0) close(file);
+  return all;
+}
+
+/// Where a program has cleared its environment before it uses CUDA, as unittest.mock.patch.dict(os.environ, clear=True) does,
+/// what one of our variables was as the process was started; null where it was not set.
+inline const char* text_if_cleared(const char* name) noexcept try {
+  if (!std::string_view(name).starts_with("OOMDIAG_")) return nullptr;
+  for (const char* ours : {kOutput, kRecorder, kGpu}) {
+    if (std::getenv(ours) != nullptr) return nullptr;
+  }
+  static const auto& all = *new std::string(environment_at_start());
+  const std::string begin = '\0' + std::string(name) + '=';
+  const std::size_t found = all.find(begin);
+  return found == std::string::npos ? nullptr : all.c_str() + found + begin.size();
+} catch (...) {
+  return nullptr;
+}
+
+/// Empty where it is not set.
+inline const char* text(const char* name) noexcept {
+  const char* value = std::getenv(name);
+  if (value == nullptr) value = text_if_cleared(name);
+  return value == nullptr ? "" : value;
+}
+/// `otherwise` where it is not set or no number.
+inline int64_t number(const char* name, int64_t otherwise) noexcept {
+  const char* const written = text(name);
+  char* end = nullptr;
+  const int64_t value = std::strtoll(written, &end, 10);
+  return end == written ? otherwise : value;
+}
+/// Whether it is set to anything but 0.
+inline bool is_on(const char* name) noexcept { return *text(name) != '\0' && *text(name) != '0'; }
 
 }  // namespace oomdiag::variables

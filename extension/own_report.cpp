@@ -18,7 +18,7 @@ namespace {
 
 /// Where the launcher says, else beside this library.
 std::string find_library() {
-  if (const char* named = std::getenv(variables::kReports); named != nullptr && *named != '\0') return named;
+  if (const char* named = variables::text(variables::kReports); *named != '\0') return named;
   Dl_info own{};
   dladdr(reinterpret_cast<void*>(ask_own_report), &own);
   return (std::filesystem::path(own.dli_fname == nullptr ? "" : own.dli_fname).parent_path() / kReportsLibrary)

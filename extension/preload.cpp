@@ -21,7 +21,6 @@
 #include "extension/cupti/interpose.h"
 #include "extension/environment.h"
 #include "extension/nvtx.h"
-#include "extension/own_variable.h"
 #include "extension/python_build.h"
 #include "extension/record/control.h"
 #include "extension/torch_version.h"
@@ -45,15 +44,10 @@ std::atomic<bool> load_begun = false;
 std::atomic<bool> polling = false;
 const oomdiag::RecorderFunctions* recorder = nullptr;  // set before `polling`
 
-std::string variable(const char* name) {
-  const char* value = oomdiag::own_variable(name);
-  return value == nullptr ? "" : value;
-}
-
 // Another minor version of torch has other virtual tables: recording would crash it.
 bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
-  const std::string recorders = variable(oomdiag::variables::kRecorderFor);
+  const std::string recorders = oomdiag::variables::text(oomdiag::variables::kRecorderFor);
   if (version.empty()) {
     oomdiag::report_not_recording("no file in '" + oomdiag::loaded_torch_folder() +
                                   "' says which torch this is, and the recorder was built for torch " + recorders);
@@ -78,14 +72,14 @@ const oomdiag::RecorderFunctions* find_recorder(const char* path) {
 }
 
 void load_recorder() {
-  const char* path = oomdiag::own_variable(oomdiag::variables::kRecorder);
+  const char* path = oomdiag::variables::text(oomdiag::variables::kRecorder);
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
-  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty())
+  if (const char* why = oomdiag::variables::text(oomdiag::variables::kNoRecorder); *why != '\0')
     return oomdiag::report_not_recording(why);
-  if (path == nullptr) return;
+  if (*path == '\0') return;
   if (!fits_torch()) return;
   if (oomdiag::python_is_free_threaded()) return oomdiag::report_not_recording(oomdiag::kFreeThreaded);
   recorder = find_recorder(path);

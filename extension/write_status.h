@@ -4,10 +4,9 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
-#include "extension/own_variable.h"
+#include "extension/environment.h"
 
 namespace oomdiag {
 
@@ -17,8 +16,8 @@ inline constexpr char kRecorderLoaded[] = "recorder loaded";
 /// Adds a line to a file in the run folder for the launcher: why this process is not recorded, or nothing, which says that
 /// the shim was loaded. Several processes may do so: the first line is the first reason. False if there is no such folder.
 inline bool write_status(const std::string& text) {
-  const char* folder = own_variable(variables::kOutput);
-  if (folder == nullptr) return false;
+  const char* folder = variables::text(variables::kOutput);
+  if (*folder == '\0') return false;
   const int file =
       open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return false;

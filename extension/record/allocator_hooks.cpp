@@ -13,7 +13,6 @@
 #include "extension/record/session.h"
 #include "extension/record/steady.h"
 #include "extension/record/thread_state.h"
-#include "extension/record/trace_place.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -122,11 +121,6 @@ void write_layout(const ThreadState& state, uint8_t device) {
   }
 }
 
-bool native_stacks_enabled() {
-  static const bool enabled = environment_number(variables::kNativeStacks, 0) != 0;
-  return enabled;
-}
-
 void write_native_stack(ThreadState& state) {
   NativeStack stack;
   stack.capture();
@@ -152,7 +146,7 @@ void on_oom(int64_t device, size_t, size_t, size_t) noexcept try {
     return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
-  if (native_stacks_enabled()) write_native_stack(state);
+  if (variables::is_on(variables::kNativeStacks)) write_native_stack(state);
   write_parameter_groups(true);
   describe_gpu(index);
   write_layout(state, index);

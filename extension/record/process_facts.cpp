@@ -9,8 +9,8 @@
 #include <fstream>
 #include <string>
 
+#include "extension/environment.h"
 #include "extension/record/python.h"
-#include "extension/record/trace_place.h"
 #include "extension/torch_version.h"
 #include "profiler/trace/format.h"
 
@@ -58,13 +58,13 @@ void describe_device(TraceHeader& header, uint32_t index) {
 }  // namespace
 
 void describe_process(TraceHeader& header) {
-  const char* settings = environment("PYTORCH_CUDA_ALLOC_CONF");
-  if (*settings == '\0') settings = environment("PYTORCH_ALLOC_CONF");
+  const char* settings = variables::text("PYTORCH_CUDA_ALLOC_CONF");
+  if (*settings == '\0') settings = variables::text("PYTORCH_ALLOC_CONF");
   copy_text(header.allocator_settings, settings);
   copy_text(header.torch_version, loaded_torch_version());
   copy_text(header.command, command_line());
-  header.rank = environment_number("RANK", 0);
-  header.world_size = environment_number("WORLD_SIZE", 1);
+  header.rank = static_cast<int>(variables::number("RANK", 0));
+  header.world_size = static_cast<int>(variables::number("WORLD_SIZE", 1));
   header.python = python_attached() ? 1 : 0;
   header.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr ? 1 : 0;
   for (uint32_t d = 0; d < header.device_count; ++d) describe_device(header, d);

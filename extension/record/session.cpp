@@ -87,8 +87,8 @@ void write_read() {
 
 void wish_from_environment() {
   if (!wish().folder.empty()) return;
-  wish() = {.folder = environment(variables::kOutput),
-            .attach_at_step = environment_number(variables::kAttachAtStep, 1)};
+  wish() = {.folder = variables::text(variables::kOutput),
+            .attach_at_step = static_cast<int>(variables::number(variables::kAttachAtStep, 1))};
 }
 
 // The virtual device, where it is loaded, says what it answered by estimate or not at all.
@@ -150,16 +150,16 @@ bool may_hold_cupti() {
 }
 
 void start_driver_books() {
-  if (std::strcmp(environment(variables::kCupti), "0") == 0 || *environment(variables::kOutput) == '\0') return;
+  if (std::strcmp(variables::text(variables::kCupti), "0") == 0 || *variables::text(variables::kOutput) == '\0') return;
   start_collecting({.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr,
                     .may_hold_slot = may_hold_cupti(),
-                    .with_stacks = *environment(variables::kDriverStacks) != '\0'});
+                    .with_stacks = *variables::text(variables::kDriverStacks) != '\0'});
 }
 
 Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
-  budget.event_bytes = int64_t{std::clamp(environment_number(variables::kTraceMib, 256), 0, 1 << 20)} << 20;
+  budget.event_bytes = std::clamp<int64_t>(variables::number(variables::kTraceMib, 256), 0, 1 << 20) << 20;
   PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
@@ -181,11 +181,11 @@ void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
 }
 
 /// In steady training operators are not watched, and their shapes are needed.
-bool is_metered() { return environment_number(variables::kMeter, 0) != 0; }
-bool keeps_arguments() { return environment_number(variables::kArguments, 0) != 0; }
+bool is_metered() { return variables::is_on(variables::kMeter); }
+bool keeps_arguments() { return variables::is_on(variables::kArguments); }
 
 void watch_program() {
-  const bool every_step = environment_number(variables::kEveryStep, 0) != 0 || is_metered() || keeps_arguments();
+  const bool every_step = variables::is_on(variables::kEveryStep) || is_metered() || keeps_arguments();
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
 }
 
@@ -334,7 +334,7 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
 
 bool recording_is_wanted() noexcept {
   if (the_session != nullptr) return is_recording.load();
-  return !wish().folder.empty() || *environment(variables::kOutput) != '\0';
+  return !wish().folder.empty() || *variables::text(variables::kOutput) != '\0';
 }
 
 void check_not_forked() {

@@ -2,12 +2,10 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "extension/own_variable.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 #include "profiler/trace/shared_file.h"
 #include "profiler/trace/writer.h"
@@ -20,8 +18,8 @@ namespace fs = std::filesystem;
 /// Where the trace may go, best first.
 std::vector<fs::path> list_places(const fs::path& run) {
   const std::string pid = std::to_string(getpid());
-  const int rank = environment_number("RANK", -1);
-  const bool is_rank = rank >= 0 && environment_number("WORLD_SIZE", 1) > 1;
+  const int64_t rank = variables::number("RANK", -1);
+  const bool is_rank = rank >= 0 && variables::number("WORLD_SIZE", 1) > 1;
   const std::string own = is_rank ? "rank-" + std::to_string(rank) : "";
   std::vector<fs::path> places{run / own, run / (is_rank ? own + "-" + pid : pid)};
   for (int again = 2; again < 10; ++again) places.push_back(places[1].string() + "-" + std::to_string(again));
@@ -50,16 +48,6 @@ bool make_trace_folder(const fs::path& folder) {
   const fs::path whole = folder.has_filename() ? folder : folder.parent_path();
   fs::create_directories(whole.parent_path(), ignored);
   return make_private_folder(whole.c_str());
-}
-
-const char* environment(const char* name) noexcept {
-  const char* value = std::string_view(name).starts_with(kOwnPrefix) ? own_variable(name) : std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-int environment_number(const char* name, int otherwise) noexcept {
-  const char* value = environment(name);
-  return *value == '\0' ? otherwise : std::atoi(value);
 }
 
 }  // namespace oomdiag

@@ -24,8 +24,4 @@ PlacedTrace place_trace(const std::filesystem::path& run, uint32_t device_count,
 /// owner may look inside. False if it is no folder, or somebody else's, or others may write into it.
 bool make_trace_folder(const std::filesystem::path& folder);
 
-/// The value of an environment variable, empty where it is not set.
-const char* environment(const char* name) noexcept;
-int environment_number(const char* name, int otherwise) noexcept;
-
 }  // namespace oomdiag

@@ -29,7 +29,6 @@
 #include "extension/record/place.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
-#include "extension/record/trace_place.h"
 #include "profiler/event.h"
 #include "profiler/meter_words.h"
 #include "profiler/trace/format.h"
@@ -347,9 +346,8 @@ void write_file(WorkMeter& all) {
   const std::filesystem::path unfinished = all.file.string() + ".new";
   std::ofstream out(unfinished);
   out << "steps\t" << steps_over() << '\n';
-  if (const int64_t ranks = environment_number("LOCAL_WORLD_SIZE", 0); ranks > 0) {
-    const char* const links = std::getenv(variables::kTopology);
-    out << "job\t" << ranks << ' ' << (links != nullptr ? links : "") << '\n';
+  if (const int64_t ranks = variables::number("LOCAL_WORLD_SIZE", 0); ranks > 0) {
+    out << "job\t" << ranks << ' ' << variables::text(variables::kTopology) << '\n';
   }
   for (const auto& [step, counts] : all.steps) {
     for (const auto& [text, count] : counts) {

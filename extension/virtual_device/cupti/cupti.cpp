@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <mutex>
@@ -84,8 +83,8 @@ void on_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name,
 
 /// OOMDIAG_CUPTI_HOLDER names a tool that holds the only slot from the start, as nsys does: for tests.
 const char* holder_from_outside() {
-  const char* name = std::getenv(oomdiag::variables::kCuptiHolder);
-  return name && *name ? name : nullptr;
+  const char* name = oomdiag::variables::text(oomdiag::variables::kCuptiHolder);
+  return *name ? name : nullptr;
 }
 
 CUptiResult reject(const char* holder, CUpti_SubscriberParams* parameters) {

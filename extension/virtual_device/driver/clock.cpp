@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <ctime>
 
-#include "extension/own_variable.h"
+#include "extension/environment.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/stream.h"
@@ -71,10 +70,7 @@ int64_t start_on(const Stream& stream) {
 }  // namespace
 
 bool is_clocked() noexcept {
-  static const bool clocked = [] {
-    const char* text = own_variable(variables::kClocked);
-    return text && *text && *text != '0';
-  }();
+  static const bool clocked = variables::is_on(variables::kClocked);
   return clocked;
 }
 

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -21,11 +20,7 @@ namespace {
 // Never destroyed: a copy may come from another library's destructor.
 auto& contents = *new oomdiag::Contents;
 
-bool asks_for_contents() {
-  const char* text = std::getenv(oomdiag::variables::kContents);
-  return !text || !*text || *text != '0';
-}
-std::atomic<bool> keeps_contents = asks_for_contents();
+std::atomic<bool> keeps_contents = *oomdiag::variables::text(oomdiag::variables::kContents) != '0';
 
 constexpr const char* kBulk = "large copies to the GPU and back: their contents are not kept";
 

@@ -10,7 +10,6 @@
 #include <stdexcept>
 
 #include "extension/environment.h"
-#include "extension/own_variable.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
@@ -31,8 +30,8 @@ std::atomic<bool> forked = false;
 
 /// A device file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
 void override_memory(Gpu& gpu) {
-  const char* text = own_variable(variables::kMemory);
-  if (!text || !*text) return;
+  const char* text = variables::text(variables::kMemory);
+  if (!*text) return;
   char* end = nullptr;
   const long long bytes = std::strtoll(text, &end, 10);
   if (*end || bytes <= 0) throw std::runtime_error("OOMDIAG_MEMORY is not a number of bytes");
@@ -40,9 +39,9 @@ void override_memory(Gpu& gpu) {
 }
 
 Driver read_driver() {
-  const char* text = own_variable(variables::kDriver);
+  const char* text = variables::text(variables::kDriver);
   try {
-    return parse_driver(text ? text : "");
+    return parse_driver(text);
   } catch (const std::invalid_argument& reason) {
     std::fprintf(stderr, "oomdiag: OOMDIAG_DRIVER %s %s: taken is the newest\n", text, reason.what());
     return {};
@@ -54,8 +53,8 @@ void read_device(Device& device, int index, const std::string& path) {
   device.gpu = with_driver(read_gpu(path), machine_driver());
   override_memory(device.gpu);
   device.cudnn_description = describe_for_cudnn(device.gpu);
-  const char* architectures = own_variable(variables::kArchitectures);
-  device.architecture = pick_architecture(device.gpu, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
+  const char* architectures = variables::text(variables::kArchitectures);
+  device.architecture = pick_architecture(device.gpu, *architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
 }
 
 /// The GPUs that `list` names, one file per line.
@@ -100,10 +99,9 @@ void pick_visible() {
 }
 
 void read_gpus() {
-  const char* list = own_variable(variables::kGpu);
   std::string path;
   try {
-    read_devices(list ? list : "", path);
+    read_devices(variables::text(variables::kGpu), path);
   } catch (const std::exception& reason) {
     std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path.c_str(), path.empty() ? "" : ": ", reason.what());
     installed_count = 0;

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -30,10 +29,7 @@ bool is_known(const char* kind, const char* name) {
   return false;
 }
 
-bool wants_log() {
-  const char* text = std::getenv(oomdiag::variables::kDeviceLog);
-  return text && *text && *text != '0';
-}
+bool wants_log() { return oomdiag::variables::is_on(oomdiag::variables::kDeviceLog); }
 
 /// A program without a recorder, as one that uses no torch is, hears here what was not served.
 __attribute__((destructor)) void note_unserved() {

@@ -5,11 +5,10 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <memory>
 #include <string>
 
-#include "extension/own_variable.h"
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -43,8 +42,8 @@ void take_row(Row& row) {
 }  // namespace
 
 void open_shared_gpus() noexcept {
-  const char* folder = own_variable(variables::kOutput);
-  if (!folder || !*folder) return;
+  const char* folder = variables::text(variables::kOutput);
+  if (!*folder) return;
   constexpr size_t kBytes = kMaxProcesses * sizeof(Row);
   auto opened =
       std::make_unique<SharedFile>(std::string(folder) + "/gpus", kBytes, SharedFile::Opening::create_or_join);

@@ -20,8 +20,7 @@ struct SimulatedProcess {
 
 std::vector<SimulatedProcess> read_simulated_processes() {
   std::vector<SimulatedProcess> found;
-  const char* text = std::getenv(variables::kOtherProcesses);
-  std::istringstream list(text ? text : "");
+  std::istringstream list(variables::text(variables::kOtherProcesses));
   for (std::string entry; std::getline(list, entry, ',');) {
     const size_t first = entry.find(':');
     const size_t last = entry.rfind(':');

@@ -9,25 +9,28 @@
 #include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/buffer_sizes.h"
-#include "extension/virtual_device/nccl/environment.h"
 
 namespace oomdiag {
 namespace {
 
+uint64_t setting(const char* name, uint64_t otherwise) {
+  return static_cast<uint64_t>(variables::number(name, static_cast<int64_t>(otherwise)));
+}
+
 NcclSettings read_settings(const ncclConfig_t* config) {
   NcclSettings now;
-  now.simple_bytes = number_of("NCCL_BUFFSIZE", now.simple_bytes);
-  now.ll_bytes = number_of("NCCL_LL_BUFFSIZE", now.ll_bytes);
-  now.ll128_bytes = number_of("NCCL_LL128_BUFFSIZE", now.ll128_bytes);
-  now.nvls_chunk_bytes = number_of("NCCL_NVLS_CHUNKSIZE", now.nvls_chunk_bytes);
-  now.net_chunk_bytes = number_of("NCCL_P2P_NET_CHUNKSIZE", now.net_chunk_bytes);
-  now.least_channels = number_of("NCCL_MIN_CTAS", number_of("NCCL_MIN_NCHANNELS", now.least_channels));
-  now.most_channels = number_of("NCCL_MAX_CTAS", number_of("NCCL_MAX_NCHANNELS", now.most_channels));
-  now.most_peer_channels = number_of("NCCL_MAX_P2P_NCHANNELS", now.most_peer_channels);
-  now.nvls_channels = number_of("NCCL_NVLS_NCHANNELS", now.nvls_channels);
-  now.nvls = number_of("NCCL_NVLS_ENABLE", 1) != 0;
-  now.maps_memory = number_of("NCCL_CUMEM_ENABLE", 1) != 0;
-  now.connects_when_used = number_of("NCCL_RUNTIME_CONNECT", 1) != 0;
+  now.simple_bytes = setting("NCCL_BUFFSIZE", now.simple_bytes);
+  now.ll_bytes = setting("NCCL_LL_BUFFSIZE", now.ll_bytes);
+  now.ll128_bytes = setting("NCCL_LL128_BUFFSIZE", now.ll128_bytes);
+  now.nvls_chunk_bytes = setting("NCCL_NVLS_CHUNKSIZE", now.nvls_chunk_bytes);
+  now.net_chunk_bytes = setting("NCCL_P2P_NET_CHUNKSIZE", now.net_chunk_bytes);
+  now.least_channels = setting("NCCL_MIN_CTAS", setting("NCCL_MIN_NCHANNELS", now.least_channels));
+  now.most_channels = setting("NCCL_MAX_CTAS", setting("NCCL_MAX_NCHANNELS", now.most_channels));
+  now.most_peer_channels = setting("NCCL_MAX_P2P_NCHANNELS", now.most_peer_channels);
+  now.nvls_channels = setting("NCCL_NVLS_NCHANNELS", now.nvls_channels);
+  now.nvls = setting("NCCL_NVLS_ENABLE", 1) != 0;
+  now.maps_memory = setting("NCCL_CUMEM_ENABLE", 1) != 0;
+  now.connects_when_used = setting("NCCL_RUNTIME_CONNECT", 1) != 0;
   if (config && config->minCTAs > 0) now.least_channels = static_cast<uint64_t>(config->minCTAs);
   if (config && config->maxCTAs > 0) now.most_channels = static_cast<uint64_t>(config->maxCTAs);
   return now;
@@ -47,7 +50,7 @@ Topology read_machine(int device) {
 
 std::vector<bool> find_those_here(int count, int rank, const std::vector<int>& ranks) {
   std::vector<bool> here(static_cast<size_t>(count), true);
-  const auto local = static_cast<int>(number_of("LOCAL_WORLD_SIZE", 1));
+  const auto local = static_cast<int>(variables::number("LOCAL_WORLD_SIZE", 1));
   if (ranks.size() != here.size() || local < 1) return here;
   for (size_t i = 0; i < here.size(); ++i) here[i] = ranks[i] / local == ranks[static_cast<size_t>(rank)] / local;
   return here;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string_view>
@@ -44,16 +43,15 @@ std::string in_hex(std::string_view token) {
 std::string_view token_of(const ncclUniqueId& id) { return {id.internal, kTokenBytes}; }
 
 std::string temporary_folder(std::string_view token) {
-  const char* folder = std::getenv("TMPDIR");
+  const char* folder = variables::text("TMPDIR");
   const std::string name = "/oomdiag-nccl-" + in_hex(token);
-  const std::string chosen = (folder && *folder == '/' ? folder : "/tmp") + name;
+  const std::string chosen = (*folder == '/' ? folder : "/tmp") + name;
   return chosen.size() < kFolderBytes ? chosen : "/tmp" + name;
 }
 
 std::string choose_folder() {
-  const char* run = std::getenv(variables::kOutput);
-  const std::string chosen = std::string(run ? run : "") + "/ranks";
-  const bool is_usable = run && *run == '/' && chosen.size() < kFolderBytes;
+  const std::string chosen = variables::text(variables::kOutput) + std::string("/ranks");
+  const bool is_usable = chosen.size() < kFolderBytes && chosen != "/ranks" && chosen.front() == '/';
   return is_usable ? chosen : temporary_folder(make_token());
 }
 

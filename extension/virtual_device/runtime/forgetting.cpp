@@ -3,10 +3,9 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <string>
 
-#include "extension/own_variable.h"
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 
 namespace oomdiag {
@@ -18,7 +17,7 @@ int (*poll)() = nullptr;
 
 /// The one that the launcher names, for the torch of this program; else that of the build, beside this library.
 std::string contents_library() {
-  if (const char* named = own_variable(variables::kContents); named && *named) return named;
+  if (const char* named = variables::text(variables::kContents); *named) return named;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(load_forgetting), &info);
   const std::string own = info.dli_fname ? info.dli_fname : "";

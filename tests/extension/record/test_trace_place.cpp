@@ -1,6 +1,7 @@
 #include <cstdlib>
 
 #include "extension/record/trace_place.h"
+#include "extension/write_status.h"
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"
 
@@ -34,4 +35,11 @@ TEST_CASE("a folder that is planted under a rank's name gets no trace", "[record
   const PlacedTrace placed = place_trace(run.path(), 1, kSmallTrace);
   CHECK(placed.file.parent_path().filename().string().starts_with("rank-0-"));
   CHECK(fs::is_empty(elsewhere.path()));
+}
+
+TEST_CASE("a run folder without a name gets no file, not even at the root", "[record]") {
+  setenv(variables::kOutput, "", 1);
+  CHECK_FALSE(write_status("a reason"));
+  unsetenv(variables::kOutput);
+  CHECK_FALSE(write_status("a reason"));
 }

@@ -15,10 +15,7 @@ const char* job_folder() noexcept {
   return folder;
 }
 
-int own_rank() {
-  const char* text = std::getenv("RANK");
-  return text ? std::atoi(text) : 0;
-}
+int own_rank() { return static_cast<int>(variables::number("RANK", 0)); }
 
 std::string wait_file(int rank) { return job_file("waits-" + std::to_string(rank)); }
 

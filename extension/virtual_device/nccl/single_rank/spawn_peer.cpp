@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "extension/environment.h"
-#include "extension/virtual_device/nccl/environment.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
 
 namespace oomdiag {
@@ -35,7 +34,7 @@ void set(std::vector<std::string>& environment, const std::string& name, const s
 /// That of the beginning: what the program changed since, the other rank changes itself. It is not recorded.
 std::vector<std::string> environment_of(int rank) {
   std::vector<std::string> environment = read_strings("/proc/self/environ");
-  const int local = std::max(1, static_cast<int>(number_of("LOCAL_WORLD_SIZE", 1)));
+  const auto local = std::max(1, static_cast<int>(variables::number("LOCAL_WORLD_SIZE", 1)));
   const std::string whole = std::to_string(rank);
   set(environment, "RANK", whole);
   set(environment, "ROLE_RANK", whole);
@@ -44,8 +43,8 @@ std::vector<std::string> environment_of(int rank) {
   set(environment, variables::kRecorder, "");
   set(environment, variables::kOutput, "");
   set(environment, variables::kRankSummoned, "1");
-  const char* owner = std::getenv(variables::kRankOwner);
-  set(environment, variables::kRankOwner, owner ? owner : std::to_string(getpid()));
+  const char* owner = variables::text(variables::kRankOwner);
+  set(environment, variables::kRankOwner, *owner ? owner : std::to_string(getpid()));
   return environment;
 }
 
@@ -85,7 +84,7 @@ bool start_rank(int rank) {
   close(file);
   if (child > 0) {
     std::fprintf(stderr, "oomdiag: rank %d needs what only rank %d makes: rank %d runs as well, unrecorded\n",
-                 static_cast<int>(number_of("RANK", 0)), rank, rank);
+                 static_cast<int>(variables::number("RANK", 0)), rank, rank);
   }
   return is_written;
 }
