@@ -27,5 +27,11 @@ bool find(F& symbol, const char* name) noexcept {
   return symbol != nullptr;
 }
 
+/// Of the interpreter in this process, "3.14.0 free-threading build (main, …)"; empty where there is none.
+inline const char* version() noexcept {
+  const char* (*get)() = nullptr;
+  return find(get, "Py_GetVersion") ? get() : "";
+}
+
 }  // namespace python_symbols
 }  // namespace oomdiag

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "extension/python_symbols.h"
 #include "extension/record/gil.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/program_code.h"
@@ -47,9 +48,8 @@ std::string_view symbol_of(Function* function) {
 /// "torch 2.15.0+cu132", "Python 3.15.0"
 std::string version_of(InternalName which) {
   if (which != InternalName::python_frames) return "torch " + loaded_torch_version();
-  const auto version = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
-  const std::string text = version == nullptr ? "" : version();
-  return "Python " + text.substr(0, text.find(' '));
+  const std::string_view version = python_symbols::version();
+  return "Python " + std::string(version.substr(0, version.find(' ')));
 }
 
 void check(bool is_there, InternalName which) {

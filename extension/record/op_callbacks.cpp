@@ -166,12 +166,6 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
 
-std::string_view canonical_path(std::string_view path) {
-  const std::string_view canonical = session().scope_names().canonical_name(path);
-  if (canonical != path) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
-  return canonical;
-}
-
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   const ScopeName& scope = state.scopes.find(name, session().scope_names(), state.names);
   if (scope.of_profiler) return;
@@ -192,7 +186,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
     now.in_optimizer |= scope.of_optimizer;
   } else {
     state.scope_path.append(scope.canonical, now.context.module == 0);
-    now.context.module = state.names.name(canonical_path(state.scope_path.text()));
+    now.context.module = state.names.name(session().canonical_name(state.scope_path.text()));
   }
   const bool is_known = expected != nullptr && expected->context == now.context;
   now.context_id = is_known ? expected->context_id : state.names.context(now.context);

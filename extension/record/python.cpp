@@ -288,6 +288,15 @@ void write_failed_group(Interpreter& known) {
   });
 }
 
+/// Calls `use(*python)` with the GIL, unless an exception of Python's is on its way. What it throws is dropped.
+template <class Use>
+void with_python(Use use) noexcept try {
+  if (python == nullptr) return;
+  const GilScope gil;
+  if (gil.held() && python->api.error() == nullptr) use(*python);
+} catch (...) {
+}
+
 }  // namespace
 
 void attach_python() noexcept try {
@@ -312,23 +321,21 @@ bool python_raises() noexcept {
   return python->api.holds_gil() && python->api.error() != nullptr;
 }
 
-void locate_in_python(Context& context, KnownPlaces& known) noexcept try {
-  if (python == nullptr) return;
+void locate_in_python(Context& context, KnownPlaces& places) noexcept {
   if (const uint64_t mark = mark_of_python_calls(); mark != 0) {
     const auto is_it = [&](const KnownPlaces::Place& place) { return place.mark == mark; };
-    if (const KnownPlaces::Place* const place = known.by_mark.find(mark, is_it)) return put(*place, context);
+    if (const KnownPlaces::Place* const place = places.by_mark.find(mark, is_it)) return put(*place, context);
   }
-  const GilScope gil;
-  if (!gil.held() || python->api.error() != nullptr) return;
-  Context found;
-  const bool holds = locate(*python, found);
-  const KnownPlaces::Place place{.mark = mark_of_python_calls(),  // another one where code was registered
-                                 .source = found.source,
-                                 .inner_source = found.inner_source,
-                                 .module = found.module};
-  put(place, context);
-  if (holds && place.mark != 0) known.by_mark.add(place.mark, place);
-} catch (...) {
+  with_python([&](Interpreter& known) {
+    Context found;
+    const bool holds = locate(known, found);
+    const KnownPlaces::Place place{.mark = mark_of_python_calls(),  // another one where code was registered
+                                   .source = found.source,
+                                   .inner_source = found.inner_source,
+                                   .module = found.module};
+    put(place, context);
+    if (holds && place.mark != 0) places.by_mark.add(place.mark, place);
+  });
 }
 
 bool python_calls_are_distinguished() noexcept {
@@ -373,23 +380,16 @@ void PythonCalls::capture() noexcept {
   });
 }
 
-void locate_in_python(Context& context, const PythonCalls& then) noexcept try {
-  if (python == nullptr || then.depth == 0) return;
-  const GilScope gil;
-  if (!gil.held() || python->api.error() != nullptr) return;
-  locate_later(*python, context, then);
-} catch (...) {
+void locate_in_python(Context& context, const PythonCalls& then) noexcept {
+  if (then.depth != 0) with_python([&](Interpreter& known) { locate_later(known, context, then); });
 }
 
-void write_python_stack() noexcept try {
-  if (python == nullptr) return;
-  const GilScope gil;
-  if (!gil.held() || python->api.error() != nullptr) return;
-  const std::vector<Line> calls = running_calls(python->api);
-  const auto flags =
-      static_cast<uint16_t>(flags_of_running_modules(*python) | (copies_deeply(*python, calls) ? kCopiesDeeply : 0));
-  write_stack(text_of(*python, calls, true), 0, flags);
-} catch (...) {
+void write_python_stack() noexcept {
+  with_python([](Interpreter& known) {
+    const std::vector<Line> calls = running_calls(known.api);
+    const int flags = flags_of_running_modules(known) | (copies_deeply(known, calls) ? kCopiesDeeply : 0);
+    write_stack(text_of(known, calls, true), 0, static_cast<uint16_t>(flags));
+  });
 }
 
 void write_tensor_referrers() noexcept try {
@@ -400,21 +400,14 @@ void write_tensor_referrers() noexcept try {
 } catch (...) {
 }
 
-void register_optimizer() noexcept try {
-  if (python == nullptr) return;
-  const GilScope gil;
-  if (gil.held() && python->api.error() == nullptr) register_running_optimizer(*python);
-} catch (...) {
-}
+void register_optimizer() noexcept { with_python(register_running_optimizer); }
 
-void write_parameter_groups(bool at_oom) noexcept try {
-  if (python == nullptr) return;
-  const GilScope gil;
-  if (!gil.held() || python->api.error() != nullptr) return;
-  if (at_oom) python->optimizers.search();
-  if (at_oom) write_failed_group(*python);
-  python->optimizers.write_groups();
-} catch (...) {
+void write_parameter_groups(bool at_oom) noexcept {
+  with_python([at_oom](Interpreter& known) {
+    if (at_oom) known.optimizers.search();
+    if (at_oom) write_failed_group(known);
+    known.optimizers.write_groups();
+  });
 }
 
 }  // namespace oomdiag

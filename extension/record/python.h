@@ -32,7 +32,7 @@ struct KnownPlaces {
 /// `inner_source` to the innermost line of a package other than torch inside of that, where there is one, and `module` to the
 /// path of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know. A place that this
 /// thread knows costs tens of nanoseconds, and no GIL.
-void locate_in_python(Context& context, KnownPlaces& known) noexcept;
+void locate_in_python(Context& context, KnownPlaces& places) noexcept;
 
 /// Whether one place of the program can be distinguished from another without the GIL, or Python has no part in it.
 bool python_calls_are_distinguished() noexcept;

@@ -1,7 +1,5 @@
 #include "extension/record/python_frames.h"
 
-#include <dlfcn.h>
-
 #include <cstdio>
 
 #include "extension/python_symbols.h"
@@ -25,10 +23,9 @@ bool is_near(const void* pointer, const void* place, intptr_t bytes) {
 }  // namespace
 
 bool PythonFrames::choose_layout() noexcept {
-  const auto version = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
   int major = 0;
   int minor = 0;
-  if (version == nullptr || std::sscanf(version(), "%d.%d", &major, &minor) != 2 || major != 3) return false;
+  if (std::sscanf(python_symbols::version(), "%d.%d", &major, &minor) != 2 || major != 3) return false;
   if (minor < 11 || minor > 14) return false;
   layout_ = {.code = minor == 11 ? 4u : 0u,
              .previous = minor == 11 ? 6u : 1u,

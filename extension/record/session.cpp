@@ -51,6 +51,12 @@ namespace oomdiag {
 Session* the_session = nullptr;
 std::atomic<bool> is_recording = false;
 
+std::string_view Session::canonical_name(std::string_view name) {
+  const std::string_view canonical = scope_names_.canonical_name(name);
+  if (canonical != name) writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+  return canonical;
+}
+
 namespace {
 
 enum class Stage { waiting, starting, settled };
@@ -275,13 +281,6 @@ bool is_new_note(uint32_t kind, uint32_t text) {
   return written.emplace(kind, text).second;
 }
 
-// Programs number their marks as they do their scopes.
-std::string_view name_of_mark(std::string_view name) {
-  const std::string_view canonical = session().scope_names().canonical_name(name);
-  if (canonical != name) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
-  return canonical;
-}
-
 }  // namespace
 
 bool settled() noexcept { return stage.load(std::memory_order_acquire) == Stage::settled; }
@@ -365,7 +364,7 @@ void write_note(std::string_view kind, const char* name) noexcept try {
   event.kind = EventKind::note;
   event.time = read_ticks();
   event.context = writer.intern(context);
-  event.detail = writer.intern(is_mark ? name_of_mark(name) : std::string_view(name));
+  event.detail = writer.intern(is_mark ? the_session->canonical_name(name) : std::string_view(name));
   // Of marks there may be any number; what stands in the report's limits is said once and must outlast them.
   if (is_mark) {
     writer.write(event);

@@ -23,6 +23,8 @@ class Session {
   TraceWriter& writer() { return *writer_; }
   StepCounter& steps() { return steps_; }
   NumberedNames& scope_names() { return scope_names_; }
+  /// What a path of scopes or a mark is recorded as: programs number them (numbered_names.h). Counts those that lose their number.
+  std::string_view canonical_name(std::string_view name);
   const std::filesystem::path& trace() const { return trace_; }
   StepLearner& learner() { return learner_; }
   ThreadNumbers& thread_numbers() { return thread_numbers_; }

@@ -140,6 +140,13 @@ bool is_cast_first(const at::RecordFunction& call) {
   return op && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
 }
 
+/// Whether `is` holds for a tensor of the value.
+template <class Is>
+bool any_tensor(const c10::IValue& value, Is is) {
+  if (value.isTensor()) return is(value.toTensor());
+  return value.isTensorList() && std::ranges::any_of(value.toTensorVector(), is);
+}
+
 bool is_for_python(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
@@ -148,20 +155,12 @@ bool is_for_python(const at::Tensor& tensor) {
 bool goes_to_python(const at::RecordFunction& call) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return false;
-  return std::ranges::any_of(call.inputs(), [](const c10::IValue& value) {
-    if (value.isTensor()) return is_for_python(value.toTensor());
-    return value.isTensorList() && std::ranges::any_of(value.toTensorVector(), is_for_python);
-  });
+  return std::ranges::any_of(call.inputs(), [](const c10::IValue& value) { return any_tensor(value, is_for_python); });
 }
 
 bool is_on_gpu(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
 
-bool has_gpu_tensor(const c10::IValue& value) {
-  if (value.isTensor()) return is_on_gpu(value.toTensor());
-  if (!value.isTensorList()) return false;
-  const auto tensors = value.toTensorVector();
-  return std::any_of(tensors.begin(), tensors.end(), is_on_gpu);
-}
+bool has_gpu_tensor(const c10::IValue& value) { return any_tensor(value, is_on_gpu); }
 
 /// Whether elements that follow each other in the last dimension lie apart in memory, as in a transposed matrix: kernels that take elements
 /// in the order of the shape are slower then. An expanded dimension is none: its elements are one.
@@ -249,6 +248,12 @@ PhaseAndModule locate(const ThreadState& state) {
   return {all.began ? "forward" : "setup", now.context.module};
 }
 
+/// A line up to the inputs.
+std::string begin_line(const ThreadState& state, std::string_view name) {
+  const PhaseAndModule place = locate(state);
+  return std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + std::string(name) + '\t';
+}
+
 /// Nodes that appeared since the last call belong to the module that ran.
 void claim_nodes_for_module(MeteredThread& thread) {
   const uint64_t next = at::sequence_number::peek();
@@ -271,9 +276,7 @@ std::string describe_collective(const at::RecordFunction& call, const ThreadStat
   if (inputs.size() <= kRanks || !inputs[kName].isString() || !inputs[kStride].isInt() || !inputs[kRanks].isInt())
     return {};
   const bool is_async = inputs.size() <= kAsync || !inputs[kAsync].isBool() || inputs[kAsync].toBool();
-  const PhaseAndModule place = locate(state);
-  std::string text =
-      std::string(place.phase) + '\t' + std::to_string(place.module) + "\tnccl::" + inputs[kName].toStringRef() + '\t';
+  std::string text = begin_line(state, "nccl::" + inputs[kName].toStringRef());
   for (const c10::IValue& value :
        {inputs[0], inputs[kRanks], inputs[kStride], c10::IValue(is_functional || !is_async)}) {
     append_value(text, value);
@@ -293,10 +296,9 @@ bool is_on_own_stream(const at::RecordFunction& call) {
 }
 
 std::string describe_begin(const at::RecordFunction& call, const ThreadState& state) {
-  const PhaseAndModule place = locate(state);
-  std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name();
-  if (std::string_view(call.name()) == "aten::copy_" && is_on_own_stream(call)) text += kOnOwnStream;
-  text += '\t';
+  std::string name = call.name();
+  if (name == "aten::copy_" && is_on_own_stream(call)) name += kOnOwnStream;
+  std::string text = begin_line(state, name);
   for (const c10::IValue& value : call.inputs()) append_value(text, value);
   return text;
 }
@@ -409,10 +411,9 @@ void write_at_exit() {
 
 void meter_kernel(std::string_view name, int64_t read_bytes, int64_t written_bytes, bool is_known) {
   if (metered_thread().open.call != nullptr || in_forked_child() || !recording()) return;
-  const PhaseAndModule place = locate(thread_state());
   const auto as_tensor = [](int64_t bytes) { return " Byte:1:" + std::to_string(bytes); };
-  count_call(std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + kKernelPrefix + std::string(name) +
-             '\t' + as_tensor(read_bytes) + (is_known ? " i:1" : " i:0") + " >" + as_tensor(written_bytes));
+  count_call(begin_line(thread_state(), kKernelPrefix + std::string(name)) + as_tensor(read_bytes) +
+             (is_known ? " i:1" : " i:0") + " >" + as_tensor(written_bytes));
 }
 
 void start_work_meter(const std::filesystem::path& file) {
