@@ -72,7 +72,7 @@ void check_node_type(const torch::autograd::Node& node) {
 
 void claim_nodes(ThreadState& state) {
   const uint64_t next = at::sequence_number::peek();
-  const uint64_t first = state.nodes.next();
+  const uint64_t first = state.next_node;
   if (next <= first) [[likely]]
     return;
   Event event = state.event(EventKind::nodes_created);
@@ -84,7 +84,7 @@ void claim_nodes(ThreadState& state) {
   event.node_sequence = first;
   event.node_thread = state.thread_of_nodes;
   event.bytes = static_cast<int64_t>(next - first);
-  state.nodes.claim_up_to(next);
+  state.next_node = next;
   if (event.node_thread != ThreadNumbers::kUnnumbered) {
     learn(state, event);
     session().writer().write(event);

@@ -228,7 +228,7 @@ void begin(uint32_t steps_before) {
 void resume() {
   Session& session = *the_session;
   if (!session.writer().on()) throw Error(ErrorKind::environment, "recording had failed and cannot go on");
-  thread_state().nodes.claim_up_to(at::sequence_number::peek());  // nodes made meanwhile have no op that we saw
+  thread_state().next_node = at::sequence_number::peek();  // nodes made meanwhile have no op that we saw
   watch_program();
   is_recording.store(true);
   if (session.writer().header().unwatched == 0) write_beginning();

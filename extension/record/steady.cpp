@@ -30,14 +30,13 @@ namespace {
   uint64_t type = 0;
   if (node != nullptr)
     std::memcpy(&type, node, sizeof type);  // its table of virtual functions: one read instead of three
-  return {
-      .mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
+  return {.mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.next_node};
 }
 ThreadMark look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
 
 /// For what needs no mark.
 ThreadMark count(const ThreadState& state) noexcept {
-  return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
+  return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.next_node};
 }
 
 /// Which autograd node an event belongs to, if the op callbacks have not set it.
@@ -59,7 +58,7 @@ void write_nodes(ThreadState& state, Event event, uint64_t first, uint64_t end) 
 void disown_nodes(ThreadState& state) noexcept {
   const ThreadMark now = count(state);
   const uint64_t sure = session().learner().first_unsure_node(state.training, now);
-  state.nodes.claim_up_to(now.next_node);
+  state.next_node = now.next_node;
   write_nodes(state, state.event(EventKind::nodes_created), sure, now.next_node);
 }
 
@@ -71,7 +70,7 @@ void disown_nodes(ThreadState& state) noexcept {
     note.time = time;
     if (note.kind == EventKind::nodes_created) {
       now.claimed = note.node_sequence + static_cast<uint64_t>(note.bytes);
-      state.nodes.claim_up_to(now.claimed);
+      state.next_node = now.claimed;
     }
     session().writer().write(note);
   }
@@ -200,8 +199,8 @@ void StepDivergence::claim_nodes(ThreadState& state, uint32_t context) const noe
   Event event = state.event(EventKind::nodes_created);
   event.context = context;
   event.call_id = call_id_;
-  state.nodes.claim_up_to(at::sequence_number::peek());
-  write_nodes(state, event, first_node_, state.nodes.next());
+  state.next_node = at::sequence_number::peek();
+  write_nodes(state, event, first_node_, state.next_node);
 }
 
 void StepDivergence::resolve(ThreadState& state) {

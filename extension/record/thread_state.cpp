@@ -35,7 +35,7 @@ thread_local StateOwner owner;
     the_session->writer().header().unnumbered_threads.fetch_add(1, std::memory_order_relaxed);
   }
   owner.armed = true;
-  state->nodes.claim_up_to(at::sequence_number::peek());
+  state->next_node = at::sequence_number::peek();
   the_session->learner().add(state->training);
   return *state;
 }

@@ -18,18 +18,6 @@
 
 namespace oomdiag {
 
-/// Which of the autograd nodes that a thread makes have been written with the op that made them: those below a number.
-/// One thread.
-class NodeClaims {
- public:
-  uint64_t next() const noexcept { return next_; }
-  /// Those from `next()` up to `end` are written now, or not at all.
-  void claim_up_to(uint64_t end) noexcept { next_ = end; }
-
- private:
-  uint64_t next_ = 0;
-};
-
 /// What one thread is doing. Each part is changed by its own functions only; the allocator's hook reads them on that thread.
 struct ThreadState {
   /// `number` is that of the thread, `id` PyTorch's own.
@@ -38,7 +26,7 @@ struct ThreadState {
 
   const uint16_t thread;
   const uint16_t thread_of_nodes;  ///< the node_thread of the nodes that this thread makes
-  NodeClaims nodes;
+  uint64_t next_node = 0;          ///< autograd nodes below it are written with the op that made them, or not at all
   PendingOom oom;
   Place place;
   RunningTasks tasks;
