@@ -30,6 +30,22 @@ inline cublasStatus_t factorize(cublasHandle_t handle, int* info) {
   return submit(handle);
 }
 
+/// Copies `width` bytes of each of `count` rows, which begin so many bytes apart, between the host and the GPU (copies.cpp).
+cublasStatus_t copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, int64_t width, int64_t count,
+                         cudaStream_t stream, bool waits);
+
+/// A vector, whose elements are rows.
+inline cublasStatus_t copy_vector(int64_t count, int64_t bytes, const void* from, int64_t from_step, void* to,
+                                  int64_t to_step, cudaStream_t stream, bool waits) {
+  return copy_rows(to, to_step * bytes, from, from_step * bytes, bytes, count, stream, waits);
+}
+
+/// A matrix, whose columns are rows here.
+inline cublasStatus_t copy_matrix(int64_t rows, int64_t columns, int64_t bytes, const void* from, int64_t from_rows,
+                                  void* to, int64_t to_rows, cudaStream_t stream, bool waits) {
+  return copy_rows(to, to_rows * bytes, from, from_rows * bytes, rows * bytes, columns, stream, waits);
+}
+
 /// What cuBLASLt keeps of a matrix: how long a product takes follows from it.
 struct LtLayout {
   cudaDataType type = CUDA_R_32F;

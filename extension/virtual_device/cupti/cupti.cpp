@@ -126,11 +126,6 @@ CUptiResult enable_domain(bool enable, CUpti_CallbackDomain domain) {
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUptiResult cuptiGetVersion(uint32_t* version) {
-  *version = CUPTI_API_VERSION;
-  return CUPTI_SUCCESS;
-}
-
 OOMDIAG_ENTRY_POINT CUptiResult cuptiGetResultString(CUptiResult result, const char** text) {
   *text = result == CUPTI_SUCCESS                                    ? "CUPTI_SUCCESS"
           : result == CUPTI_ERROR_NOT_SUPPORTED                      ? "CUPTI_ERROR_NOT_SUPPORTED"
@@ -201,23 +196,10 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiGetCallbackState(uint32_t* enabled, CUpti_S
   return CUPTI_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain, uint32_t, const char** name) {
-  *name = "unknown";
-  return CUPTI_SUCCESS;
-}
-
 // The Activity API: nothing ever happens.
 
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNextRecord(uint8_t*, size_t, CUpti_Activity**) {
   return CUPTI_ERROR_MAX_LIMIT_REACHED;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uint32_t, size_t* dropped) {
-  if (dropped) *dropped = 0;
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityPopExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t* last) {
-  if (last) *last = 0;
-  return CUPTI_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t* size, void* value) {
   if (size && value) std::memset(value, 0, *size);

@@ -14,7 +14,6 @@
 #include "extension/virtual_device/driver/module.h"
 #include "extension/virtual_device/driver/small_heap.h"
 #include "extension/virtual_device/driver/stream.h"
-#include "extension/virtual_device/stubs/answers.h"
 
 // What the lines of entry_points.txt call, beside stubs/answers.h and the headers of this folder.
 

@@ -45,14 +45,6 @@ CUresult create(cudaArray_t* array, const cudaChannelFormatDesc& channels, cudaE
   return cuArray3DCreate(reinterpret_cast<CUarray*>(array), &shape);
 }
 
-/// What a texture or a surface object points at.
-struct View {
-  cudaResourceDesc resource{};
-  cudaTextureDesc texture{};
-};
-
-View* find_view(unsigned long long object) { return reinterpret_cast<View*>(object); }
-
 }  // namespace
 
 OOMDIAG_ENTRY_POINT cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
@@ -84,20 +76,8 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaArrayGetInfo(cudaChannelFormatDesc* channels
 OOMDIAG_ENTRY_POINT cudaError_t cudaCreateTextureObject(cudaTextureObject_t* object, const cudaResourceDesc* resource,
                                                         const cudaTextureDesc* texture, const cudaResourceViewDesc*) {
   return in_context([&] {
-    *object = reinterpret_cast<cudaTextureObject_t>(new View{*resource, texture ? *texture : cudaTextureDesc{}});
+    *object = reinterpret_cast<cudaTextureObject_t>(
+        new oomdiag::TextureObject{*resource, texture ? *texture : cudaTextureDesc{}});
     return CUDA_SUCCESS;
   });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaDestroyTextureObject(cudaTextureObject_t object) {
-  delete find_view(object);
-  return cudaSuccess;
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetTextureObjectResourceDesc(cudaResourceDesc* resource,
-                                                                 cudaTextureObject_t object) {
-  *resource = find_view(object)->resource;
-  return cudaSuccess;
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetTextureObjectTextureDesc(cudaTextureDesc* texture, cudaTextureObject_t object) {
-  *texture = find_view(object)->texture;
-  return cudaSuccess;
 }

@@ -1,6 +1,7 @@
 // Copies of rectangles and batches of copies.
 
 #include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/runtime/forward.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;
@@ -8,25 +9,6 @@ using oomdiag::in_context;
 namespace {
 
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
-
-/// The driver's rectangle of this one.
-CUDA_MEMCPY2D rectangle(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height) {
-  CUDA_MEMCPY2D copy{};
-  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
-  copy.srcDevice = address(from);
-  copy.srcPitch = from_pitch;
-  copy.dstDevice = address(to);
-  copy.dstPitch = to_pitch;
-  copy.WidthInBytes = width;
-  copy.Height = height;
-  return copy;
-}
-
-cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                      cudaStream_t stream) {
-  const CUDA_MEMCPY2D copy = rectangle(to, to_pitch, from, from_pitch, width, height);
-  return in_context([&] { return cuMemcpy2DAsync(&copy, stream); });
-}
 
 CUresult copy_batch(void* const* to, const void* const* from, const size_t* bytes, size_t count, cudaStream_t stream) {
   CUresult error = CUDA_SUCCESS;
@@ -38,13 +20,17 @@ CUresult copy_batch(void* const* to, const void* const* from, const size_t* byte
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                                             size_t width, size_t height, cudaMemcpyKind) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height, nullptr);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                                                  size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height, stream);
+CUresult oomdiag::copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                            cudaStream_t stream) {
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  copy.srcDevice = address(from);
+  copy.srcPitch = from_pitch;
+  copy.dstDevice = address(to);
+  copy.dstPitch = to_pitch;
+  copy.WidthInBytes = width;
+  copy.Height = height;
+  return cuMemcpy2DAsync(&copy, stream);
 }
 
 #if CUDART_VERSION >= 13000

@@ -120,16 +120,6 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaInitDevice(int ordinal, unsigned, unsigned) 
   return report(cuDevicePrimaryCtxRetain(&context, ordinal));
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceFlags(unsigned* flags) {
-  *flags = cudaDeviceMapHost;
-  return cudaSuccess;
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   if (const CUresult error = oomdiag::initialize()) return report(error);
   *properties = {};

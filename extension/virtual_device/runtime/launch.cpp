@@ -11,6 +11,7 @@
 #include "extension/virtual_device/driver/launch_bounds.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/runtime/forward.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;
@@ -41,10 +42,12 @@ CUfunction function_of(const void* kernel) { return reinterpret_cast<CUfunction>
 
 oomdiag::Shape shape(dim3 size) { return {size.x, size.y, size.z}; }
 
+}  // namespace
+
 /// The driver's launch, whose error for a shape is another.
-cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
-                   cudaStream_t stream) {
-  if (!oomdiag::is_launchable(shape(grid), shape(block))) return report(cudaErrorInvalidConfiguration);
+cudaError_t oomdiag::launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
+                            cudaStream_t stream) {
+  if (!is_launchable(shape(grid), shape(block))) return report(cudaErrorInvalidConfiguration);
   return in_context([&] {
     if (spin && kernel == spin) return oomdiag_device_spin(stream, *static_cast<const int64_t*>(arguments[0]));
     const auto shared = static_cast<unsigned>(std::min<size_t>(shared_bytes, UINT_MAX));
@@ -52,8 +55,6 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared_byte
                           arguments, nullptr);
   });
 }
-
-}  // namespace
 
 OOMDIAG_ENTRY_POINT void** __cudaRegisterFatBinary(void*) {
   static void* handle = nullptr;
@@ -89,33 +90,14 @@ OOMDIAG_ENTRY_POINT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(stub));
   return cudaSuccess;
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
-  return __cudaGetKernel(kernel, stub);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* stub) {
-  *function = reinterpret_cast<cudaFunction_t>(const_cast<void*>(stub));
-  return cudaSuccess;
-}
 
 OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
                                                    size_t shared_bytes, cudaStream_t stream) {
-  return launch(kernel, grid, block, shared_bytes, arguments, stream);
+  return oomdiag::launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
 OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
                                                         size_t shared_bytes, cudaStream_t stream) {
-  return launch(kernel, grid, block, shared_bytes, arguments, stream);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                                                 size_t shared_bytes, cudaStream_t stream) {
-  return launch(kernel, grid, block, shared_bytes, arguments, stream);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                                                            size_t shared_bytes, cudaStream_t stream) {
-  return launch(kernel, grid, block, shared_bytes, arguments, stream);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
-                                                    void** arguments) {
-  return launch(kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments, config->stream);
+  return oomdiag::launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.

@@ -3,10 +3,9 @@
 #include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/array.h"
-#include "extension/virtual_device/runtime/status.h"
+#include "extension/virtual_device/runtime/forward.h"
 
 using oomdiag::driver_array;
-using oomdiag::in_context;
 
 namespace {
 
@@ -51,68 +50,35 @@ CUresult copy(const Side& to, const Side& from, cudaExtent extent, cudaStream_t 
   return cuMemcpy3DAsync(&box, stream);
 }
 
-cudaError_t copy(const cudaMemcpy3DParms& parameters, cudaStream_t stream) {
-  return in_context([&] {
-    return copy(side(parameters.dstArray, parameters.dstPos, parameters.dstPtr),
-                side(parameters.srcArray, parameters.srcPos, parameters.srcPtr), parameters.extent, stream);
-  });
-}
-
-/// Rows of `width` bytes, which begin `x` bytes into each row of the array.
-cudaError_t copy_rows(bool is_to_array, cudaArray_const_t array, size_t x, size_t y, const void* memory, size_t pitch,
-                      size_t width, size_t height, cudaStream_t stream) {
-  const Side in_array{.array = array, .at = {x, y, 0}};
-  const Side beside{.memory = {const_cast<void*>(memory), pitch, width, height}};
-  return in_context([&] {
-    return copy(is_to_array ? in_array : beside, is_to_array ? beside : in_array, {width, height, 1}, stream);
-  });
-}
-
-cudaError_t set(cudaPitchedPtr memory, int value, cudaExtent extent, cudaStream_t stream) {
-  return in_context([&] {
-    CUresult error = CUDA_SUCCESS;
-    for (size_t z = 0; z < extent.depth && !error; ++z) {
-      const auto plane = reinterpret_cast<CUdeviceptr>(memory.ptr) + z * memory.pitch * memory.ysize;
-      error = cuMemsetD2D8Async(plane, memory.pitch, static_cast<unsigned char>(value), extent.width, extent.height,
-                                stream);
-    }
-    return error;
-  });
-}
-
 }  // namespace
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* parameters) { return copy(*parameters, nullptr); }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t stream) {
-  return copy(*parameters, stream);
+namespace oomdiag {
+
+CUresult copy_3d(const cudaMemcpy3DParms* parameters, cudaStream_t stream) {
+  return copy(side(parameters->dstArray, parameters->dstPos, parameters->dstPtr),
+              side(parameters->srcArray, parameters->srcPos, parameters->srcPtr), parameters->extent, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DToArray(cudaArray_t to, size_t x, size_t y, const void* from, size_t pitch,
-                                                    size_t width, size_t height, cudaMemcpyKind) {
-  return copy_rows(true, to, x, y, from, pitch, width, height, nullptr);
+
+CUresult copy_of_array(bool is_to_array, cudaArray_const_t array, size_t x, size_t y, const void* memory, size_t pitch,
+                       size_t width, size_t height, cudaStream_t stream) {
+  const Side in_array{.array = array, .at = {x, y, 0}};
+  const Side beside{.memory = {const_cast<void*>(memory), pitch, width, height}};
+  return copy(is_to_array ? in_array : beside, is_to_array ? beside : in_array, {width, height, 1}, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DToArrayAsync(cudaArray_t to, size_t x, size_t y, const void* from,
-                                                         size_t pitch, size_t width, size_t height, cudaMemcpyKind,
-                                                         cudaStream_t stream) {
-  return copy_rows(true, to, x, y, from, pitch, width, height, stream);
+
+CUresult set_3d(cudaPitchedPtr memory, int value, cudaExtent extent, cudaStream_t stream) {
+  CUresult error = CUDA_SUCCESS;
+  for (size_t z = 0; z < extent.depth && !error; ++z) {
+    const auto plane = reinterpret_cast<CUdeviceptr>(memory.ptr) + z * memory.pitch * memory.ysize;
+    error =
+        cuMemsetD2D8Async(plane, memory.pitch, static_cast<unsigned char>(value), extent.width, extent.height, stream);
+  }
+  return error;
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DFromArray(void* to, size_t pitch, cudaArray_const_t from, size_t x,
-                                                      size_t y, size_t width, size_t height, cudaMemcpyKind) {
-  return copy_rows(false, from, x, y, to, pitch, width, height, nullptr);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DFromArrayAsync(void* to, size_t pitch, cudaArray_const_t from, size_t x,
-                                                           size_t y, size_t width, size_t height, cudaMemcpyKind,
-                                                           cudaStream_t stream) {
-  return copy_rows(false, from, x, y, to, pitch, width, height, stream);
-}
+
+}  // namespace oomdiag
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaMalloc3D(cudaPitchedPtr* block, cudaExtent extent) {
   *block = {.ptr = nullptr, .pitch = 0, .xsize = extent.width, .ysize = extent.height};
   return cudaMallocPitch(&block->ptr, &block->pitch, extent.width, extent.height * extent.depth);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent) {
-  return set(memory, value, extent, nullptr);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemset3DAsync(cudaPitchedPtr memory, int value, cudaExtent extent,
-                                                  cudaStream_t stream) {
-  return set(memory, value, extent, stream);
 }

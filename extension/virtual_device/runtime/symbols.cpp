@@ -6,10 +6,7 @@
 
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/entry_point.h"
-#include "extension/virtual_device/runtime/status.h"
-
-using oomdiag::in_context;
-using oomdiag::report;
+#include "extension/virtual_device/runtime/forward.h"
 
 namespace {
 
@@ -31,8 +28,10 @@ bool is_placed(const Variable& variable) {
 auto& lock = *new oomdiag::LibraryLock;
 auto& variables = *new std::unordered_map<const void*, Variable>;
 
+}  // namespace
+
 /// Host-readable zeros: a variable of the device that no kernel ever wrote.
-CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
+CUresult oomdiag::place_variable(const void* symbol, void** address, size_t* bytes) {
   std::lock_guard guard(lock);
   const auto entry = variables.find(symbol);
   if (entry == variables.end()) return CUDA_ERROR_NOT_FOUND;
@@ -48,8 +47,6 @@ CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
   return error;
 }
 
-}  // namespace
-
 OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const char*, int, size_t bytes, int, int) {
   std::lock_guard guard(lock);
   variables[symbol].bytes = bytes;
@@ -61,35 +58,4 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, 
   auto& variable = variables[symbol];
   variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1)), .is_hosts = true};
   *symbol = variable.block;  // through which the program reads and writes it, before CUDA is initialised, too
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
-  return in_context([&] { return place_variable(symbol, address, nullptr); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolSize(size_t* bytes, const void* symbol) {
-  return report(place_variable(symbol, nullptr, bytes));
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
-                                                   cudaMemcpyKind kind) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpy(static_cast<char*>(address) + offset, from, bytes, kind);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
-                                                        size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpyAsync(static_cast<char*>(address) + offset, from, bytes, kind, stream);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
-                                                     cudaMemcpyKind kind) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpy(to, static_cast<char*>(address) + offset, bytes, kind);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
-                                                          cudaMemcpyKind kind, cudaStream_t stream) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpyAsync(to, static_cast<char*>(address) + offset, bytes, kind, stream);
 }
