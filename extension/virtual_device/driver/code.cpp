@@ -62,24 +62,6 @@ std::optional<CodeNames> read_cubin(const void* image) {
   return names;
 }
 
-/// PTX begins with a .version directive; comments and empty lines may stand before it (PTX ISA).
-bool begins_as_ptx(std::string_view text) {
-  while (!text.empty()) {
-    if (text.starts_with(".version")) return true;
-    if (text.starts_with("//")) {
-      text.remove_prefix(std::min(text.find('\n'), text.size()));
-    } else if (text.starts_with("/*")) {
-      const size_t end = text.find("*/");
-      text.remove_prefix(end == text.npos ? text.size() : end + 2);
-    } else if (std::isspace(static_cast<unsigned char>(text[0])) != 0) {
-      text.remove_prefix(1);
-    } else {
-      return false;
-    }
-  }
-  return false;
-}
-
 bool holds(const std::filesystem::path& file, const void* image) {
   std::ifstream stream(file, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(stream), {}};

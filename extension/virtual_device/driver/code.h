@@ -27,6 +27,9 @@ struct Code {
       traffic{};  ///< of its kernels, where a run is metered and the code is or has PTX
 };
 
+/// PTX begins with a .version directive; comments and empty lines may stand before it (PTX ISA).
+bool begins_as_ptx(std::string_view text);
+
 /// The names that a PTX module defines (PTX ISA, "Kernel and function directives" and "Variables").
 CodeNames read_ptx(std::string_view text);
 

@@ -81,6 +81,8 @@ void read_variable(Words& words, CodeNames& names, bool is_external) {
 
 }  // namespace
 
+bool begins_as_ptx(std::string_view text) { return Words(text).next() == ".version"; }
+
 CodeNames read_ptx(std::string_view text) {
   CodeNames names;
   Words words(text);

@@ -1,7 +1,7 @@
 #include "extension/virtual_device/torch/operators.h"
 
 #include <algorithm>
-#include <array>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 
@@ -10,15 +10,16 @@ namespace {
 
 using Argument = OperatorRules::Argument;
 
-template <size_t count>
-bool is_one_of(const std::array<std::string_view, count>& names, std::string_view name) {
+using Names = std::span<const std::string_view>;
+
+bool is_one_of(Names names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-constexpr std::array<std::string_view, 4> kCopies = {"aten::copy_", "aten::cat", "aten::clone", "aten::_to_copy"};
-constexpr std::array<std::string_view, 3> kOverwriting = {"aten::copy_", "aten::fill_", "aten::zero_"};
+constexpr std::string_view kCopies[] = {"aten::copy_", "aten::cat", "aten::clone", "aten::_to_copy"};
+constexpr std::string_view kOverwriting[] = {"aten::copy_", "aten::fill_", "aten::zero_"};
 
-constexpr std::array<std::string_view, 22> kAnswering = {
+constexpr std::string_view kAnswering[] = {
     "aten::all",         "aten::any",         "aten::argmax",     "aten::argmin",      "aten::eq",
     "aten::equal",       "aten::ge",          "aten::gt",         "aten::isfinite",    "aten::isin",
     "aten::isinf",       "aten::isnan",       "aten::isneginf",   "aten::isposinf",    "aten::le",
@@ -26,97 +27,97 @@ constexpr std::array<std::string_view, 22> kAnswering = {
     "aten::ne",          "aten::signbit"};
 
 /// Of native_functions.yaml, beside those that it tags as pointwise.
-constexpr std::array<std::string_view, 72> kComputable = {"aten::__iand__",
-                                                          "aten::__ilshift__",
-                                                          "aten::__ior__",
-                                                          "aten::__irshift__",
-                                                          "aten::__ixor__",
-                                                          "aten::_log_softmax",
-                                                          "aten::_softmax",
-                                                          "aten::_unique",
-                                                          "aten::_unique2",
-                                                          "aten::all",
-                                                          "aten::amax",
-                                                          "aten::amin",
-                                                          "aten::aminmax",
-                                                          "aten::any",
-                                                          "aten::arange",
-                                                          "aten::argmax",
-                                                          "aten::argmin",
-                                                          "aten::argsort",
-                                                          "aten::bincount",
-                                                          "aten::bucketize",
-                                                          "aten::cat",
-                                                          "aten::clone",
-                                                          "aten::copy_",
-                                                          "aten::count_nonzero",
-                                                          "aten::cummax",
-                                                          "aten::cummin",
-                                                          "aten::cumprod",
-                                                          "aten::cumsum",
-                                                          "aten::equal",
-                                                          "aten::eye",
-                                                          "aten::fill_",
-                                                          "aten::flip",
-                                                          "aten::gather",
-                                                          "aten::histc",
-                                                          "aten::index",
-                                                          "aten::index_add_",
-                                                          "aten::index_fill_",
-                                                          "aten::index_put_",
-                                                          "aten::index_select",
-                                                          "aten::isin",
-                                                          "aten::kthvalue",
-                                                          "aten::linalg_vector_norm",
-                                                          "aten::linspace",
-                                                          "aten::logsumexp",
-                                                          "aten::masked_fill",
-                                                          "aten::masked_fill_",
-                                                          "aten::masked_scatter",
-                                                          "aten::masked_select",
-                                                          "aten::max",
-                                                          "aten::mean",
-                                                          "aten::median",
-                                                          "aten::min",
-                                                          "aten::nonzero",
-                                                          "aten::prod",
-                                                          "aten::repeat",
-                                                          "aten::repeat_interleave",
-                                                          "aten::roll",
-                                                          "aten::scatter_",
-                                                          "aten::scatter_add",
-                                                          "aten::scatter_add_",
-                                                          "aten::searchsorted",
-                                                          "aten::sort",
-                                                          "aten::stack",
-                                                          "aten::std",
-                                                          "aten::sum",
-                                                          "aten::topk",
-                                                          "aten::tril",
-                                                          "aten::triu",
-                                                          "aten::unique_consecutive",
-                                                          "aten::unique_dim",
-                                                          "aten::zero_",
-                                                          "aten::_to_copy"};
+constexpr std::string_view kComputable[] = {"aten::__iand__",
+                                            "aten::__ilshift__",
+                                            "aten::__ior__",
+                                            "aten::__irshift__",
+                                            "aten::__ixor__",
+                                            "aten::_log_softmax",
+                                            "aten::_softmax",
+                                            "aten::_unique",
+                                            "aten::_unique2",
+                                            "aten::all",
+                                            "aten::amax",
+                                            "aten::amin",
+                                            "aten::aminmax",
+                                            "aten::any",
+                                            "aten::arange",
+                                            "aten::argmax",
+                                            "aten::argmin",
+                                            "aten::argsort",
+                                            "aten::bincount",
+                                            "aten::bucketize",
+                                            "aten::cat",
+                                            "aten::clone",
+                                            "aten::copy_",
+                                            "aten::count_nonzero",
+                                            "aten::cummax",
+                                            "aten::cummin",
+                                            "aten::cumprod",
+                                            "aten::cumsum",
+                                            "aten::equal",
+                                            "aten::eye",
+                                            "aten::fill_",
+                                            "aten::flip",
+                                            "aten::gather",
+                                            "aten::histc",
+                                            "aten::index",
+                                            "aten::index_add_",
+                                            "aten::index_fill_",
+                                            "aten::index_put_",
+                                            "aten::index_select",
+                                            "aten::isin",
+                                            "aten::kthvalue",
+                                            "aten::linalg_vector_norm",
+                                            "aten::linspace",
+                                            "aten::logsumexp",
+                                            "aten::masked_fill",
+                                            "aten::masked_fill_",
+                                            "aten::masked_scatter",
+                                            "aten::masked_select",
+                                            "aten::max",
+                                            "aten::mean",
+                                            "aten::median",
+                                            "aten::min",
+                                            "aten::nonzero",
+                                            "aten::prod",
+                                            "aten::repeat",
+                                            "aten::repeat_interleave",
+                                            "aten::roll",
+                                            "aten::scatter_",
+                                            "aten::scatter_add",
+                                            "aten::scatter_add_",
+                                            "aten::searchsorted",
+                                            "aten::sort",
+                                            "aten::stack",
+                                            "aten::std",
+                                            "aten::sum",
+                                            "aten::topk",
+                                            "aten::tril",
+                                            "aten::triu",
+                                            "aten::unique_consecutive",
+                                            "aten::unique_dim",
+                                            "aten::zero_",
+                                            "aten::_to_copy"};
 
 /// Beside those that are pointwise.
-constexpr std::array<std::string_view, 20> kOnUniformValues = {
+constexpr std::string_view kOnUniformValues[] = {
     "aten::__iand__",      "aten::__ior__", "aten::__ixor__", "aten::_to_copy",    "aten::all",
     "aten::amax",          "aten::amin",    "aten::any",      "aten::clone",       "aten::copy_",
     "aten::count_nonzero", "aten::equal",   "aten::fill_",    "aten::masked_fill", "aten::masked_fill_",
     "aten::max",           "aten::mean",    "aten::min",      "aten::sum",         "aten::zero_"};
-constexpr std::array<std::string_view, 2> kSumming = {"aten::sum", "aten::count_nonzero"};
-constexpr std::array<std::string_view, 3> kComparing = {"aten::eq", "aten::equal", "aten::ne"};
+constexpr std::string_view kSumming[] = {"aten::sum", "aten::count_nonzero"};
+constexpr std::string_view kComparing[] = {"aten::eq", "aten::equal", "aten::ne"};
 
 /// Like aten::nonzero they ask the GPU for one number, how long their first result is. Of what is not known it is 1: where
 /// there are numbers, some are distinct.
-constexpr std::array<std::string_view, 2> kDistinct = {"aten::unique_consecutive", "aten::unique_dim"};
-constexpr std::array<std::string_view, 2> kDistinctOrTrues = {"aten::_unique", "aten::_unique2"};
+constexpr std::string_view kDistinct[] = {"aten::unique_consecutive", "aten::unique_dim"};
+constexpr std::string_view kDistinctOrTrues[] = {"aten::_unique", "aten::_unique2"};
 
-constexpr std::array<std::string_view, 2> kValidating = {"aten::cov", "aten::istft"};
+constexpr std::string_view kValidating[] = {"aten::cov", "aten::istft"};
 
 /// They write sizes, names or streams, which the schema does not distinguish from contents.
-constexpr std::array<std::string_view, 19> kMetadata = {
+constexpr std::string_view kMetadata[] = {
     "aten::resize_",     "aten::resize_as_",    "aten::_resize_output_", "aten::set_",
     "aten::set_data",    "aten::detach_",       "aten::rename_",         "aten::requires_grad_",
     "aten::retain_grad", "aten::squeeze_",      "aten::unsqueeze_",      "aten::transpose_",
