@@ -19,7 +19,7 @@
 
 // Callbacks come on the thread that calls the driver, inside its call; where that thread is PyTorch's allocator, under the
 // allocator's lock. So nothing here calls CUDA back (but for the thread's current device, which is a plain read) and after a
-// shared object's first request nothing allocates. Events that come before the trace is there are kept.
+// shared object's first request nothing takes the loader's lock. Events that come before the trace is there are kept.
 
 namespace oomdiag {
 namespace {
@@ -75,7 +75,7 @@ class Collector {
     if (sink_.writer() == nullptr || device >= kMaxDevices) return;
     accounting_.write_processes(device);
     TraceHeader& header = sink_.writer()->header();
-    header.dropped_driver.store(allocations_.lost() + sink_.lost(), std::memory_order_relaxed);
+    header.dropped_driver.store(sink_.lost(), std::memory_order_relaxed);
     if (header.chunk_count.load() <= header.chunk_capacity) return;  // the trace still has every event
     allocations_.for_each([&](const DriverEntry& entry) {
       if (entry.device == device) write(EventKind::driver_alloc, entry, kDriverAnnounced, 0);

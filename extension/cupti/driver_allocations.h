@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 
 #include "extension/cupti/driver_call.h"
-#include "extension/cupti/fixed_map.h"
 #include "profiler/event.h"
 #include "profiler/trace/format.h"
 
@@ -36,20 +36,21 @@ struct AllocationChange {
 };
 
 /// What the driver has given in this process. Releases of what it never gave are ignored: it was given before we listened, or
-/// the program is wrong. Neither allocates nor throws; calls must not overlap.
+/// the program is wrong. Calls must not overlap.
 class DriverAllocations {
  public:
   /// The GPU charges each allocation by whole units of `page_bytes`; those of at most half a unit share units.
   explicit DriverAllocations(int64_t page_bytes) : page_bytes_(page_bytes) {}
 
   /// Records one call; `caller` is only looked at for allocations.
-  AllocationChange record(const DriverCall& call, const DriverCaller& caller) noexcept;
+  AllocationChange record(const DriverCall& call, const DriverCaller& caller);
 
   /// Takes out what goes with this context and calls `visit(entry)` for each: a context that is destroyed takes its memory
   /// with it.
   template <typename Visit>
   void drop_all_of(uint64_t context, Visit visit) {
-    blocks_.erase_if([&](const DriverEntry& entry) {
+    std::erase_if(blocks_, [&](const auto& block) {
+      const DriverEntry& entry = block.second;
       if (entry.context != context) return false;
       count(entry, -1);
       visit(entry);
@@ -60,13 +61,10 @@ class DriverAllocations {
   /// Bytes of the GPU's own memory that are out on this device.
   int64_t gpu_bytes(uint8_t device) const { return gpu_bytes_[device % kMaxDevices]; }
 
-  /// Allocations that did not fit.
-  uint64_t lost() const { return lost_; }
-
   template <typename Visit>
-  void for_each(Visit visit) {
-    blocks_.for_each([&](uint64_t, const DriverEntry& entry) { visit(entry); });
-    handles_.for_each([&](uint64_t, const DriverEntry& entry) { visit(entry); });
+  void for_each(Visit visit) const {
+    for (const auto& [address, entry] : blocks_) visit(entry);
+    for (const auto& [handle, entry] : handles_) visit(entry);
   }
 
  private:
@@ -75,19 +73,21 @@ class DriverAllocations {
     int64_t bytes = 0;
   };
 
-  AllocationChange allocate(const DriverCall& call, const DriverCaller& caller) noexcept;
-  AllocationChange release(const DriverCall& call) noexcept;
-  AllocationChange map(const DriverCall& call) noexcept;
-  AllocationChange unmap(const DriverCall& call) noexcept;
-  AllocationChange drop_reference(uint64_t handle) noexcept;
-  void count(const DriverEntry& entry, int sign) noexcept;
+  using Entries = std::unordered_map<uint64_t, DriverEntry>;
 
-  FixedMap<DriverEntry> blocks_;
-  FixedMap<DriverEntry> handles_;
-  FixedMap<Mapping> mappings_;
+  AllocationChange allocate(const DriverCall& call, const DriverCaller& caller);
+  AllocationChange release(const DriverCall& call);
+  AllocationChange map(const DriverCall& call);
+  AllocationChange unmap(const DriverCall& call);
+  AllocationChange drop_reference(uint64_t handle);
+  AllocationChange free(Entries& from, Entries::iterator entry);
+  void count(const DriverEntry& entry, int sign);
+
+  Entries blocks_;   ///< by address
+  Entries handles_;  ///< by handle
+  std::unordered_map<uint64_t, Mapping> mappings_;
   int64_t page_bytes_;
   int64_t gpu_bytes_[kMaxDevices] = {};
-  uint64_t lost_ = 0;
 };
 
 /// Whether memory of this kind is the GPU's own.

@@ -1,38 +1,12 @@
 #include "extension/cupti/driver_call.h"
 
-#include <array>
+#include <algorithm>
+#include <iterator>
 
 #include "profiler/event.h"
 
 namespace oomdiag {
 namespace {
-
-constexpr std::array<CUpti_CallbackId, 24> kMemoryCalls = {
-    CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocManaged,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocHost_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostUnregister,
-    CUPTI_DRIVER_TRACE_CBID_cuArrayCreate_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuArray3DCreate_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuArrayDestroy,
-    CUPTI_DRIVER_TRACE_CBID_cuMemCreate,
-    CUPTI_DRIVER_TRACE_CBID_cuMemRelease,
-    CUPTI_DRIVER_TRACE_CBID_cuMemRetainAllocationHandle,
-    CUPTI_DRIVER_TRACE_CBID_cuMemMap,
-    CUPTI_DRIVER_TRACE_CBID_cuMemUnmap,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocFromPoolAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocFromPoolAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync_ptsz,
-};
 
 int bytes_of(CUarray_format format) {
   switch (format) {
@@ -80,29 +54,30 @@ struct Reader {
     return {.action = DriverAction::release, .memory = memory, .address = number_of(pointer)};
   }
 
-  template <typename Params>
-  DriverCall plain() const {
-    return allocated(DriverMemory::device, params<Params>().dptr, static_cast<int64_t>(params<Params>().bytesize));
+  /// Memory whose address is written to `place`, a member of the parameters; and memory that such a member is the address of.
+  template <DriverMemory memory, auto place>
+  DriverCall taken() const {
+    const auto& p = params_of(place);
+    return allocated(memory, p.*place, static_cast<int64_t>(p.bytesize));
   }
-  template <typename Params>
+  template <DriverMemory memory, auto pointer>
+  DriverCall given_back() const {
+    return released(memory, params_of(pointer).*pointer);
+  }
+  template <typename Params, typename Member>
+  const Params& params_of(Member Params::*) const {
+    return params<Params>();
+  }
+
   DriverCall pitched() const {
-    const auto& p = params<Params>();
+    const auto& p = params<cuMemAllocPitch_v2_params>();
     const bool known = !enters() && result() == CUDA_SUCCESS && p.pPitch != nullptr;
     const size_t pitch = known ? *p.pPitch : p.WidthInBytes;
     return allocated(DriverMemory::device, p.dptr, static_cast<int64_t>(pitch * p.Height));
   }
-  template <typename Params>
-  DriverCall pinned() const {
-    return allocated(DriverMemory::pinned, params<Params>().pp, static_cast<int64_t>(params<Params>().bytesize));
-  }
-  template <typename Params>
   DriverCall registered() const {
-    const auto& p = params<Params>();
+    const auto& p = params<cuMemHostRegister_v2_params>();
     return allocated(DriverMemory::pinned, &p.p, static_cast<int64_t>(p.bytesize));
-  }
-  template <typename Params>
-  DriverCall pooled() const {
-    return allocated(DriverMemory::pool, params<Params>().dptr, static_cast<int64_t>(params<Params>().bytesize));
   }
   DriverCall array() const {
     const auto& p = params<cuArrayCreate_v2_params>();
@@ -147,65 +122,55 @@ struct Reader {
   }
 };
 
+/// The calls of the driver that take or give memory, and how each is read. Of cuMemHostAlloc and its second form, which has the same
+/// prototype, the header has one structure.
+struct MemoryCall {
+  CUpti_CallbackId id;
+  DriverCall (Reader::*read)() const;
+};
+#define OOMDIAG_CALL(name, ...) \
+  { CUPTI_DRIVER_TRACE_CBID_##name, &Reader::__VA_ARGS__ }
+constexpr MemoryCall kMemoryCalls[] = {
+    OOMDIAG_CALL(cuMemAlloc_v2, taken<DriverMemory::device, &cuMemAlloc_v2_params::dptr>),
+    OOMDIAG_CALL(cuMemAllocPitch_v2, pitched),
+    OOMDIAG_CALL(cuMemAllocManaged, taken<DriverMemory::managed, &cuMemAllocManaged_params::dptr>),
+    OOMDIAG_CALL(cuMemFree_v2, given_back<DriverMemory::device, &cuMemFree_v2_params::dptr>),
+    OOMDIAG_CALL(cuMemHostAlloc, taken<DriverMemory::pinned, &cuMemHostAlloc_params::pp>),
+    OOMDIAG_CALL(cuMemHostAlloc_v2, taken<DriverMemory::pinned, &cuMemHostAlloc_params::pp>),
+    OOMDIAG_CALL(cuMemAllocHost_v2, taken<DriverMemory::pinned, &cuMemAllocHost_v2_params::pp>),
+    OOMDIAG_CALL(cuMemFreeHost, given_back<DriverMemory::pinned, &cuMemFreeHost_params::p>),
+    OOMDIAG_CALL(cuMemHostRegister_v2, registered),
+    OOMDIAG_CALL(cuMemHostUnregister, given_back<DriverMemory::pinned, &cuMemHostUnregister_params::p>),
+    OOMDIAG_CALL(cuArrayCreate_v2, array),
+    OOMDIAG_CALL(cuArray3DCreate_v2, array_3d),
+    OOMDIAG_CALL(cuArrayDestroy, given_back<DriverMemory::array, &cuArrayDestroy_params::hArray>),
+    OOMDIAG_CALL(cuMemCreate, created),
+    OOMDIAG_CALL(cuMemRelease, given_back<DriverMemory::handle, &cuMemRelease_params::handle>),
+    OOMDIAG_CALL(cuMemRetainAllocationHandle, retained),
+    OOMDIAG_CALL(cuMemMap, mapped),
+    OOMDIAG_CALL(cuMemUnmap, unmapped),
+    OOMDIAG_CALL(cuMemAllocAsync, taken<DriverMemory::pool, &cuMemAllocAsync_params::dptr>),
+    OOMDIAG_CALL(cuMemAllocAsync_ptsz, taken<DriverMemory::pool, &cuMemAllocAsync_ptsz_params::dptr>),
+    OOMDIAG_CALL(cuMemAllocFromPoolAsync, taken<DriverMemory::pool, &cuMemAllocFromPoolAsync_params::dptr>),
+    OOMDIAG_CALL(cuMemAllocFromPoolAsync_ptsz, taken<DriverMemory::pool, &cuMemAllocFromPoolAsync_ptsz_params::dptr>),
+    OOMDIAG_CALL(cuMemFreeAsync, given_back<DriverMemory::pool, &cuMemFreeAsync_params::dptr>),
+    OOMDIAG_CALL(cuMemFreeAsync_ptsz, given_back<DriverMemory::pool, &cuMemFreeAsync_ptsz_params::dptr>),
+};
+#undef OOMDIAG_CALL
+
 }  // namespace
 
-std::span<const CUpti_CallbackId> memory_calls() { return kMemoryCalls; }
+std::vector<CUpti_CallbackId> memory_calls() {
+  std::vector<CUpti_CallbackId> ids;
+  for (const MemoryCall& call : kMemoryCalls) ids.push_back(call.id);
+  return ids;
+}
 
 DriverCall read_call(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
   const Reader read{data};
   if (data.functionParams == nullptr || (!read.enters() && data.functionReturnValue == nullptr)) return {};
-  switch (id) {
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2:
-      return read.plain<cuMemAlloc_v2_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2:
-      return read.pitched<cuMemAllocPitch_v2_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocManaged:
-      return read.allocated(DriverMemory::managed, read.params<cuMemAllocManaged_params>().dptr,
-                            static_cast<int64_t>(read.params<cuMemAllocManaged_params>().bytesize));
-    case CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2:
-      return read.released(DriverMemory::device, read.params<cuMemFree_v2_params>().dptr);
-    case CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc:
-    case CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc_v2:  // the same prototype: the header has one structure for both
-      return read.pinned<cuMemHostAlloc_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocHost_v2:
-      return read.pinned<cuMemAllocHost_v2_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost:
-      return read.released(DriverMemory::pinned, read.params<cuMemFreeHost_params>().p);
-    case CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister_v2:
-      return read.registered<cuMemHostRegister_v2_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemHostUnregister:
-      return read.released(DriverMemory::pinned, read.params<cuMemHostUnregister_params>().p);
-    case CUPTI_DRIVER_TRACE_CBID_cuArrayCreate_v2:
-      return read.array();
-    case CUPTI_DRIVER_TRACE_CBID_cuArray3DCreate_v2:
-      return read.array_3d();
-    case CUPTI_DRIVER_TRACE_CBID_cuArrayDestroy:
-      return read.released(DriverMemory::array, read.params<cuArrayDestroy_params>().hArray);
-    case CUPTI_DRIVER_TRACE_CBID_cuMemCreate:
-      return read.created();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemRelease:
-      return read.released(DriverMemory::handle, read.params<cuMemRelease_params>().handle);
-    case CUPTI_DRIVER_TRACE_CBID_cuMemRetainAllocationHandle:
-      return read.retained();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemMap:
-      return read.mapped();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemUnmap:
-      return read.unmapped();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocAsync:
-      return read.pooled<cuMemAllocAsync_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocAsync_ptsz:
-      return read.pooled<cuMemAllocAsync_ptsz_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocFromPoolAsync:
-      return read.pooled<cuMemAllocFromPoolAsync_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemAllocFromPoolAsync_ptsz:
-      return read.pooled<cuMemAllocFromPoolAsync_ptsz_params>();
-    case CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync:
-      return read.released(DriverMemory::pool, read.params<cuMemFreeAsync_params>().dptr);
-    case CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync_ptsz:
-      return read.released(DriverMemory::pool, read.params<cuMemFreeAsync_ptsz_params>().dptr);
-    default:
-      return {};
-  }
+  const auto* const call = std::ranges::find(kMemoryCalls, id, &MemoryCall::id);
+  return call == std::end(kMemoryCalls) ? DriverCall{} : (read.*call->read)();
 }
 
 }  // namespace oomdiag

@@ -3,7 +3,7 @@
 #include <cupti.h>
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "profiler/event.h"
 
@@ -33,7 +33,7 @@ struct DriverCall {
 
 /// The calls of the driver that take or give memory, by the ids of cupti_driver_cbid.h; both ways of calling the functions that
 /// have one for the per-thread default stream.
-std::span<const CUpti_CallbackId> memory_calls();
+std::vector<CUpti_CallbackId> memory_calls();
 
 /// Reads one side of one of these calls, its parameters as generated_cuda_meta.h has them.
 DriverCall read_call(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept;

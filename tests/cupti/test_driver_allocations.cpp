@@ -106,15 +106,6 @@ TEST_CASE("a context that is destroyed takes its blocks with it, and no one else
   CHECK(allocations.gpu_bytes(1) == 70);
 }
 
-TEST_CASE("what found no place in the table is lost and is not counted, as its release will not be known", "[cupti]") {
-  DriverAllocations allocations(1);
-  constexpr uint64_t kCapacity = FixedMap<DriverEntry>::kCapacity;
-  for (uint64_t address = 1; address <= kCapacity; ++address) allocations.record(take(address, 1), kCaller);
-  CHECK(allocations.record(take(kCapacity + 1, 1000), kCaller).kind == Kind::none);
-  CHECK(allocations.lost() == 1);
-  CHECK(allocations.gpu_bytes(1) == static_cast<int64_t>(kCapacity));
-}
-
 TEST_CASE("host memory is recorded and not on the GPU; a failed allocation is neither", "[cupti]") {
   DriverAllocations allocations(1);
   allocations.record(take(0x1000, 10, DriverMemory::pinned), kCaller);
