@@ -33,8 +33,8 @@ cublasStatus_t give_zeros(cublasHandle_t handle, void* result, size_t bytes) {
 extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit(static_cast<cublasHandle_t>(handle)); }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
+  constexpr auto kFailed = CUBLAS_STATUS_NOT_INITIALIZED;
+  if (const auto error = oomdiag::use_library(kFailed, kFailed)) return error;
   auto made = std::make_unique<oomdiag::BlasHandle>();
   if (oomdiag::allocate_workspace(*made)) return CUBLAS_STATUS_ALLOC_FAILED;
   *handle = reinterpret_cast<cublasHandle_t>(made.release());

@@ -40,6 +40,7 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/stubs/handle.h"
 
 namespace oomdiag {
 namespace {
@@ -129,11 +130,8 @@ cudnnStatus_t give_estimate(const char* name, size_t* place, size_t bytes) {
 extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit_work(static_cast<cudnnHandle_t>(handle)); }
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (const CUresult error = oomdiag_device_use_library()) {
-    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-                                             : CUDNN_STATUS_NOT_INITIALIZED;
-  }
+  constexpr auto kNoMemory = CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
+  if (const auto error = oomdiag::use_library(kNoMemory, CUDNN_STATUS_NOT_INITIALIZED)) return error;
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   cudnnBackendDescriptor_t description = nullptr;

@@ -127,10 +127,7 @@ cufftResult estimate(const char* name, const Sizes& sizes, long long batch, cuff
 }  // namespace oomdiag
 
 OOMDIAG_ENTRY_POINT cufftResult cufftCreate(cufftHandle* handle) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (const CUresult error = oomdiag_device_use_library()) {
-    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUFFT_ALLOC_FAILED : CUFFT_SETUP_FAILED;
-  }
+  if (const auto error = oomdiag::use_library(CUFFT_ALLOC_FAILED, CUFFT_SETUP_FAILED)) return error;
   *handle = add_plan();
   return CUFFT_SUCCESS;
 }

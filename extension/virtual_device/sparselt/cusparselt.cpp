@@ -37,10 +37,8 @@ cusparseStatus_t submit_to(cudaStream_t stream) {
 }  // namespace oomdiag
 
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseLtInit(cusparseLtHandle_t* handle) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (const CUresult error = oomdiag_device_use_library()) {
-    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUSPARSE_STATUS_ALLOC_FAILED : CUSPARSE_STATUS_NOT_INITIALIZED;
-  }
+  const auto error = oomdiag::use_library(CUSPARSE_STATUS_ALLOC_FAILED, CUSPARSE_STATUS_NOT_INITIALIZED);
+  if (error) return error;
   std::memset(handle, 0, sizeof *handle);
   return CUSPARSE_STATUS_SUCCESS;
 }

@@ -47,12 +47,17 @@ inline int64_t bytes_of(cudaDataType type) {
   }
 }
 
+/// What the first handle of a library makes, as the real one does: the context, and code.
+template <typename Status>
+Status use_library(Status no_memory, Status not_initialized) {
+  cudaFree(nullptr);
+  const CUresult error = oomdiag_device_use_library();
+  return error ? error == CUDA_ERROR_OUT_OF_MEMORY ? no_memory : not_initialized : Status{};
+}
+
 template <typename Object, typename Handle, typename Status>
 Status create(Handle* handle, Status no_memory, Status not_initialized) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (const CUresult error = oomdiag_device_use_library()) {
-    return error == CUDA_ERROR_OUT_OF_MEMORY ? no_memory : not_initialized;
-  }
+  if (const Status error = use_library(no_memory, not_initialized); error != Status{}) return error;
   *handle = reinterpret_cast<Handle>(new Object);
   return Status{};
 }
