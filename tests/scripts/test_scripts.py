@@ -229,7 +229,7 @@ class Layers(Scripts):
             ("profiler/replay/replay.cpp", "<ATen/ATen.h>"),
             ("extension/record/session.cpp", "<cupti.h>"),
             ("extension/record/session.cpp", "<fmt/format.h>"),
-            ("extension/virtual_device/driver/gpu.cpp", "<torch/torch.h>"),
+            ("extension/virtual_device/driver/devices.cpp", "<torch/torch.h>"),
             ("cli/process/launcher.cpp", '"cli/terminal/terminal.h"'),
             ("cli/experiments/executor.cpp", '"cli/commands/commands.h"'),
             ("samples/main.cpp", '"profiler/event.h"'),

@@ -12,8 +12,8 @@
 #include "extension/environment.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/cudnn_description.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/gpu.h"
 #include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/uuid.h"
 

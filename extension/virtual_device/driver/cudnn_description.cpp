@@ -1,4 +1,4 @@
-#include "extension/virtual_device/driver/gpu.h"
+#include "extension/virtual_device/driver/cudnn_description.h"
 
 #include <cuda.h>
 
