@@ -254,7 +254,7 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int capacity)
     processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
   }
   if (oomdiag::holds_context(*device))
-    processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->account.held()});
+    processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->held_bytes});
   const int count = static_cast<int>(processes.size());
   for (int i = 0; i < std::min(count, capacity); ++i) {
     pids[i] = processes[static_cast<size_t>(i)].pid;

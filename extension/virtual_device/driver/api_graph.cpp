@@ -66,8 +66,8 @@ bool resize_graphs(Context& context, int64_t more) {
   std::lock_guard guard(oomdiag::memory_lock());
   const int64_t sum = context.graph_bytes + more;
   const int64_t pages = oomdiag::round_to_pages(sum) - oomdiag::round_to_pages(context.graph_bytes);
-  if (pages > 0 && !oomdiag::charge(*context.device, oomdiag::Holder::graphs, pages)) return false;
-  if (pages < 0) oomdiag::refund(*context.device, oomdiag::Holder::graphs, -pages);
+  if (pages > 0 && !oomdiag::charge(*context.device, pages)) return false;
+  if (pages < 0) oomdiag::refund(*context.device, -pages);
   context.graph_bytes = sum;
   return true;
 }

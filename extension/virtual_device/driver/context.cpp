@@ -34,12 +34,11 @@ Context* new_context(Device* device) {
 bool is_primary(const Context& context) { return &context == &primary_context(*context.device); }
 
 /// What a context takes of the GPU once: itself, its first code. `is_there` says that it was.
-CUresult charge_once(Context& context, std::atomic<bool>& is_there, Holder holder, int64_t bytes,
-                     CUpti_CallbackIdResource what) {
+CUresult charge_once(Context& context, std::atomic<bool>& is_there, int64_t bytes, CUpti_CallbackIdResource what) {
   {
     std::lock_guard guard(memory_lock());
     if (is_there) return CUDA_SUCCESS;
-    is_there = charge(*context.device, holder, bytes);
+    is_there = charge(*context.device, bytes);
   }
   if (!is_there) notify_oom(bytes);
   if (!is_there) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -51,10 +50,10 @@ void refund_shares(Context& context) {
   Device& device = *context.device;
   refund_limits(context);
   std::lock_guard guard(memory_lock());
-  refund(device, Holder::graphs, round_to_pages(context.graph_bytes));
+  refund(device, round_to_pages(context.graph_bytes));
   context.graph_bytes = 0;
-  if (context.has_kernels.exchange(false)) refund(device, Holder::modules, device.gpu.first_kernel_bytes);
-  if (context.is_alive.exchange(false)) refund(device, Holder::context, device.gpu.context_bytes);
+  if (context.has_kernels.exchange(false)) refund(device, device.gpu.first_kernel_bytes);
+  if (context.is_alive.exchange(false)) refund(device, device.gpu.context_bytes);
 }
 
 }  // namespace
@@ -103,14 +102,13 @@ Context& add_context(Device& device) { return *new_context(&device); }
 
 CUresult make_context(Context& context) {
   if (context.is_alive.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  return charge_once(context, context.is_alive, Holder::context, context.device->gpu.context_bytes,
-                     CUPTI_CBID_RESOURCE_CONTEXT_CREATED);
+  return charge_once(context, context.is_alive, context.device->gpu.context_bytes, CUPTI_CBID_RESOURCE_CONTEXT_CREATED);
 }
 
 CUresult load_kernels(Context& context) {
   if (context.has_kernels.load(std::memory_order_acquire)) return CUDA_SUCCESS;
   if (const CUresult error = make_context(context)) return error;
-  return charge_once(context, context.has_kernels, Holder::modules, context.device->gpu.first_kernel_bytes,
+  return charge_once(context, context.has_kernels, context.device->gpu.first_kernel_bytes,
                      CUPTI_CBID_RESOURCE_MODULE_LOADED);
 }
 

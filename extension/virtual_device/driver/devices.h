@@ -7,7 +7,6 @@
 #include <string>
 
 #include "extension/virtual_device/device_files/gpu.h"
-#include "extension/virtual_device/driver/memory_account.h"
 
 namespace oomdiag {
 
@@ -21,8 +20,8 @@ struct Device {
   Gpu gpu;
   std::string cudnn_description;
   int architecture = 0;
-  std::atomic<uint32_t> peers = 0;  ///< a bit for each ordinal whose memory it may reach
-  MemoryAccount account;            ///< what this process holds of it
+  std::atomic<uint32_t> peers = 0;      ///< a bit for each ordinal whose memory it may reach
+  std::atomic<int64_t> held_bytes = 0;  ///< by this process; changed by charge() and refund() (memory_account.h)
 };
 
 /// The machine's driver: OOMDIAG_DRIVER, or the newest one of Linux.

@@ -37,8 +37,8 @@ CUresult set_limit(Context& context, CUlimit limit, size_t value) {
     Limits requested = context.limits;
     requested.values[limit] = std::min<size_t>(value, size_t{1} << 40);
     more = bytes_of(device, requested) - bytes_of(device, context.limits);
-    if (more < 0) refund(device, Holder::heaps, -more);
-    if (more <= 0 || charge(device, Holder::heaps, more)) {
+    if (more < 0) refund(device, -more);
+    if (more <= 0 || charge(device, more)) {
       context.limits = requested;
       return CUDA_SUCCESS;
     }
@@ -49,7 +49,7 @@ CUresult set_limit(Context& context, CUlimit limit, size_t value) {
 
 void refund_limits(Context& context) {
   std::lock_guard guard(memory_lock());
-  refund(*context.device, Holder::heaps, bytes_of(*context.device, context.limits));
+  refund(*context.device, bytes_of(*context.device, context.limits));
   context.limits = {};
 }
 

@@ -63,7 +63,7 @@ bool are_whole_mappings(CUdeviceptr begin, int64_t bytes) {
 void drop_reference(PhysicalHandle handle) {
   const auto entry = handles.find(handle);
   if (entry == handles.end() || --entry->second.references > 0) return;
-  if (Device* device = find_device(entry->second.device)) refund(*device, Holder::mappings, entry->second.bytes);
+  if (Device* device = find_device(entry->second.device)) refund(*device, entry->second.bytes);
   handles.erase(entry);
 }
 
@@ -93,7 +93,7 @@ CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle) {
   if (bytes <= 0 || bytes % kPageBytes) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = device ? make_context(context_on(*device)) : CUDA_SUCCESS) return error;
   std::lock_guard guard(memory_lock());
-  if (device && !charge(*device, Holder::mappings, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (device && !charge(*device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_handle++;
   handles[*handle] = {.bytes = bytes, .device = device ? device->ordinal : -1};
   return CUDA_SUCCESS;
@@ -161,7 +161,7 @@ void release_pages_of(const Device& device) {
       ++entry;
       continue;
     }
-    refund(*find_device(device.ordinal), Holder::mappings, entry->second.bytes);
+    refund(*find_device(device.ordinal), entry->second.bytes);
     entry = handles.erase(entry);
   }
 }

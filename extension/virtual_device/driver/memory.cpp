@@ -25,8 +25,8 @@ auto& ranges = *new std::map<uintptr_t, MemoryRange>;
 class GpuPages final : public Pages {
  public:
   explicit GpuPages(Device& device) : device_(device) {}
-  bool charge_pages(int64_t bytes) override { return charge(device_, Holder::blocks, bytes); }
-  void refund_pages(int64_t bytes) override { refund(device_, Holder::blocks, bytes); }
+  bool charge_pages(int64_t bytes) override { return charge(device_, bytes); }
+  void refund_pages(int64_t bytes) override { refund(device_, bytes); }
 
  private:
   Device& device_;

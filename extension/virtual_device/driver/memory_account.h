@@ -1,15 +1,12 @@
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "extension/virtual_device/driver/locks.h"
 
-// The memory account: who holds what of a GPU. Everything that a GPU gives is charged here to its holder, and every
-// charge can fail; nothing else keeps a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and
-// what is not PyTorch's are sums of this table and of the other processes' (shared_gpus.h).
+// The memory account of a GPU. Everything that a GPU gives is charged here, and every charge can fail; nothing else keeps
+// a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and what is not PyTorch's are sums of what
+// is charged and of the other processes' (shared_gpus.h). Charged are:
 //
 //   context    the primary context: cuDevicePrimaryCtxRetain         the GPU's data file; an estimate, but for measured GPUs
 //   modules    code of the first kernel or library handle            the same
@@ -24,27 +21,12 @@ namespace oomdiag {
 
 struct Device;
 
-enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, mappings };
-inline constexpr size_t kHolders = 7;
-
-/// What this process holds of one GPU. Read from any thread; changed by charge() and refund().
-class MemoryAccount {
- public:
-  int64_t held() const noexcept;
-
- private:
-  friend bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
-  friend void refund(Device& device, Holder holder, int64_t bytes) noexcept;
-
-  std::array<std::atomic<int64_t>, kHolders> held_{};
-};
-
 /// Guards the memory accounts and the tables of memory.
 MemoryLock& memory_lock() noexcept;
 
 /// Takes `bytes` of the GPU; false when it has not so many left, by this process and the others. Under memory_lock().
-bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
-void refund(Device& device, Holder holder, int64_t bytes) noexcept;
+bool charge(Device& device, int64_t bytes) noexcept;
+void refund(Device& device, int64_t bytes) noexcept;
 
 /// All that a GPU gives: its memory, and what Windows' driver puts into host memory beyond it.
 int64_t capacity_of(const Device& device) noexcept;

@@ -36,7 +36,7 @@ bool Pool::charge_pages(int64_t bytes) {
 
 bool Pool::grow(int64_t bytes) {
   for (const int64_t step : {round_to_steps(bytes), bytes}) {
-    if (!charge(device_, Holder::pools, step)) continue;
+    if (!charge(device_, step)) continue;
     reserved_bytes_ += step;
     reserved_high_bytes_ = std::max(reserved_high_bytes_, reserved_bytes_);
     return true;
@@ -88,7 +88,7 @@ void Pool::trim(uint64_t least) {
   const auto asked = static_cast<int64_t>(std::min<uint64_t>(least, INT64_MAX));
   const int64_t kept = std::max(asked, round_to_steps(paged_bytes_));
   if (kept >= reserved_bytes_) return;
-  refund(device_, Holder::pools, reserved_bytes_ - kept);
+  refund(device_, reserved_bytes_ - kept);
   reserved_bytes_ = kept;
 }
 
