@@ -9,7 +9,6 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -43,11 +42,13 @@ constexpr std::array<Architecture, 11> kArchitectures{{
   throw std::runtime_error("\"" + key + "\" " + complaint);
 }
 
-/// `file[key]["value"]`, within bounds; `absent` when the file has no such key and that is allowed (not negative).
+constexpr int64_t kNeeded = -1;
+
+/// `file[key]["value"]`, within bounds; `absent` when the file has no such key, unless it is kNeeded.
 int64_t read_number(const nlohmann::json& file, const std::string& key, int64_t least, int64_t most,
-                    int64_t absent = -1) {
+                    int64_t absent = kNeeded) {
   if (!file.contains(key)) {
-    if (absent < 0) reject_field(key, "is missing");
+    if (absent == kNeeded) reject_field(key, "is missing");
     return absent;
   }
   const nlohmann::json& field = file[key];
@@ -59,10 +60,6 @@ int64_t read_number(const nlohmann::json& file, const std::string& key, int64_t 
   if (number < least) reject_field(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
   if (number > most) reject_field(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
   return number;
-}
-
-int read_int(const nlohmann::json& file, const char* key, int least, int absent = -1) {
-  return static_cast<int>(read_number(file, key, least, INT32_MAX, absent));
 }
 
 std::string read_text(const nlohmann::json& file, const std::string& key, const std::string& absent) {
@@ -86,16 +83,39 @@ const Architecture& read_capability(const nlohmann::json& file, Gpu& gpu) {
   reject_field(key, "is none that is known: \"" + text + "\"");
 }
 
-void read_limits(const nlohmann::json& file, const Architecture& usual, Gpu& gpu) {
-  constexpr int kRegisters = 65536;
-  constexpr int kSharedBytes = 49152;
-  gpu.threads_per_multiprocessor = read_int(file, "threads_per_multiprocessor", 32, usual.threads);
-  gpu.blocks_per_multiprocessor = read_int(file, "blocks_per_multiprocessor", 1, usual.blocks);
-  gpu.registers_per_multiprocessor = read_int(file, "registers_per_multiprocessor", 1, kRegisters);
-  gpu.shared_bytes_per_multiprocessor = read_int(file, "shared_bytes_per_multiprocessor", 1, usual.shared_bytes);
-  gpu.shared_bytes_per_block = read_int(file, "shared_bytes_per_block", 1, kSharedBytes);
-  gpu.shared_bytes_per_block_optin = read_int(file, "shared_bytes_per_block_optin", 1, usual.shared_bytes_of_block);
-  gpu.reserved_shared_bytes_per_block = read_int(file, "reserved_shared_bytes_per_block", 0, usual.reserved);
+/// The whole numbers of a file, by the names of their fields. Where a file does not have one, it stays what is usual.
+struct NamedNumber {
+  const char* key;
+  int Gpu::*number;
+  int least;
+  bool is_needed = false;
+};
+constexpr NamedNumber kNumbers[] = {{"multiprocessors", &Gpu::multiprocessors, 1, true},
+                                    {"l2_bytes", &Gpu::l2_bytes, 0},
+                                    {"clock_khz", &Gpu::clock_khz, 0},
+                                    {"memory_clock_khz", &Gpu::memory_clock_khz, 0},
+                                    {"memory_bus_bits", &Gpu::memory_bus_bits, 0},
+                                    {"threads_per_multiprocessor", &Gpu::threads_per_multiprocessor, 32},
+                                    {"blocks_per_multiprocessor", &Gpu::blocks_per_multiprocessor, 1},
+                                    {"registers_per_multiprocessor", &Gpu::registers_per_multiprocessor, 1},
+                                    {"shared_bytes_per_multiprocessor", &Gpu::shared_bytes_per_multiprocessor, 1},
+                                    {"shared_bytes_per_block", &Gpu::shared_bytes_per_block, 1},
+                                    {"shared_bytes_per_block_optin", &Gpu::shared_bytes_per_block_optin, 1},
+                                    {"reserved_shared_bytes_per_block", &Gpu::reserved_shared_bytes_per_block, 0}};
+
+void read_numbers(const nlohmann::json& file, const Architecture& usual, Gpu& gpu) {
+  gpu.threads_per_multiprocessor = usual.threads;
+  gpu.blocks_per_multiprocessor = usual.blocks;
+  gpu.registers_per_multiprocessor = 65536;
+  gpu.shared_bytes_per_multiprocessor = usual.shared_bytes;
+  gpu.shared_bytes_per_block = 49152;
+  gpu.shared_bytes_per_block_optin = usual.shared_bytes_of_block;
+  gpu.reserved_shared_bytes_per_block = usual.reserved;
+  for (const NamedNumber& named : kNumbers) {
+    int& number = gpu.*named.number;
+    number = static_cast<int>(
+        read_number(file, named.key, named.least, INT32_MAX, named.is_needed ? kNeeded : int64_t{number}));
+  }
 }
 
 void read_names(const nlohmann::json& file, const std::string& path, Gpu& gpu) {
@@ -133,36 +153,26 @@ GpuRates read_rates(const nlohmann::json& file) {
   return rates;
 }
 
-/// A name that nobody reads is a mistake, of which its author should hear.
+/// A name that nobody reads is a mistake, of which its author should hear. "measurements" is what else scripts/calibrate
+/// saw, for people.
 void check_keys(const nlohmann::json& file) {
-  static const std::set<std::string> known{"schema",
-                                           "id",
-                                           "aliases",
-                                           "name",
-                                           "note",
-                                           "measurements",  // what else scripts/calibrate saw, for people
-                                           "compute_capability",
-                                           "total_bytes",
-                                           "older_total_bytes",
-                                           "wddm_total_bytes",
-                                           "multiprocessors",
-                                           "l2_bytes",
-                                           "clock_khz",
-                                           "memory_clock_khz",
-                                           "memory_bus_bits",
-                                           "context_bytes",
-                                           "first_kernel_bytes",
-                                           "threads_per_multiprocessor",
-                                           "blocks_per_multiprocessor",
-                                           "registers_per_multiprocessor",
-                                           "shared_bytes_per_multiprocessor",
-                                           "shared_bytes_per_block",
-                                           "shared_bytes_per_block_optin",
-                                           "reserved_shared_bytes_per_block"};
+  constexpr std::string_view kOthers[] = {"schema",
+                                          "id",
+                                          "aliases",
+                                          "name",
+                                          "note",
+                                          "measurements",
+                                          "compute_capability",
+                                          "total_bytes",
+                                          "older_total_bytes",
+                                          "wddm_total_bytes",
+                                          "context_bytes",
+                                          "first_kernel_bytes"};
   for (const auto& [key, value] : file.items()) {
-    const auto is_key = [&name = key](const NamedRate& named) { return name == named.key; };
-    if (known.contains(key) || std::any_of(std::begin(kRates), std::end(kRates), is_key)) continue;
-    reject_field(key, "is no field of a GPU");
+    const auto is_key = [&name = key](const auto& named) { return name == named.key; };
+    const bool is_known = std::ranges::find(kOthers, key) != std::end(kOthers) ||
+                          std::ranges::any_of(kNumbers, is_key) || std::ranges::any_of(kRates, is_key);
+    if (!is_known) reject_field(key, "is no field of a GPU");
   }
   if (read_text(file, "schema", "oomdiag-device/1") != "oomdiag-device/1")
     reject_field("schema", "is not \"oomdiag-device/1\"");
@@ -175,23 +185,15 @@ Gpu parse_gpu(const nlohmann::json& file, const std::string& path) {
   Gpu gpu;
   read_names(file, path, gpu);
   const Architecture& architecture = read_capability(file, gpu);
-  gpu.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMaxBytes);
-  gpu.total_mark = file["total_bytes"].value("mark", "");
-  if (file.contains("older_total_bytes")) {
-    gpu.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMaxBytes);
-    gpu.older_total_mark = file["older_total_bytes"].value("mark", "");
-  }
-  if (file.contains("wddm_total_bytes")) {
-    gpu.wddm_total_bytes = read_number(file, "wddm_total_bytes", kLeastBytes, kMaxBytes);
-    gpu.wddm_total_mark = file["wddm_total_bytes"].value("mark", "");
-  }
-  gpu.multiprocessors = read_int(file, "multiprocessors", 1);
-  gpu.l2_bytes = read_int(file, "l2_bytes", 0, 0);
-  gpu.clock_khz = read_int(file, "clock_khz", 0, 0);
-  gpu.memory_clock_khz = read_int(file, "memory_clock_khz", 0, 0);
-  gpu.memory_bus_bits = read_int(file, "memory_bus_bits", 0, 0);
+  const auto read_total = [&](const char* key, int64_t& bytes, std::string& mark) {
+    bytes = read_number(file, key, kLeastBytes, kMaxBytes);
+    mark = file[key].value("mark", "");
+  };
+  read_total("total_bytes", gpu.total_bytes, gpu.total_mark);
+  if (file.contains("older_total_bytes")) read_total("older_total_bytes", gpu.older_total_bytes, gpu.older_total_mark);
+  if (file.contains("wddm_total_bytes")) read_total("wddm_total_bytes", gpu.wddm_total_bytes, gpu.wddm_total_mark);
   gpu.rates = read_rates(file);
-  read_limits(file, architecture, gpu);
+  read_numbers(file, architecture, gpu);
   gpu.context_bytes = read_number(file, "context_bytes", 0, gpu.total_bytes);
   gpu.first_kernel_bytes = read_number(file, "first_kernel_bytes", 0, gpu.total_bytes, 0);
   return gpu;

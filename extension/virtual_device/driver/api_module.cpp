@@ -107,7 +107,7 @@ Link* find_link(CUlinkState state) { return reinterpret_cast<Link*>(state); }
 CUresult add_to(Link& link, CUresult error, Code input) {
   if (error) return error;
   if (!input.names) link.code.names.reset();
-  if (!link.code.names || !input.names) return CUDA_SUCCESS;
+  if (!link.code.names) return CUDA_SUCCESS;
   link.code.names->kernels.merge(input.names->kernels);
   link.code.names->globals.merge(input.names->globals);
   return CUDA_SUCCESS;
