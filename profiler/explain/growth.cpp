@@ -4,6 +4,7 @@
 #include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
@@ -207,6 +208,10 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
         growth.kind == GrowthKind::retained_graph && !growth.is_referred() && !nodes.has(tensors.most());
     if (growth.referrer.empty() && are_most && !keeps_only_itself) growth.referrer = tensors.most();
   }
+  // Gradients grow as their parameters do, and only these have a variable.
+  std::stable_sort(growths.begin(), growths.end(), [](const Growth& a, const Growth& b) {
+    return std::pair(a.bytes_per_step, !a.referrer.empty()) > std::pair(b.bytes_per_step, !b.referrer.empty());
+  });
 }
 
 namespace {

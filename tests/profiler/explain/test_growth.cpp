@@ -248,4 +248,20 @@ TEST_CASE("tensors that a container has itself no graph of a variable keeps", "[
   CHECK(growths[0].referrer == "deque 'memory' in train.py");
 }
 
+TEST_CASE("of gradients and parameters that grow alike those stand first that a variable leads to",
+          "[explain][growth]") {
+  const Where gradient{.node = "AddmmBackward0", .op = "aten::linear"}, weight{.op = "aten::to", .source = "a.py:7"};
+  std::vector<Growth> growths(2);
+  growths[0] = {.bytes_per_step = 9_MiB, .held = gradient, .places = {{.where = gradient, .blocks = 2}}};
+  growths[1] = {.bytes_per_step = 9_MiB, .held = weight, .places = {{.where = weight, .blocks = 2}}};
+  const Referrer trial{
+      .variable = "dict 'study.trials[0]._parameters' in a.py", .made = weight, .storage_bytes = 1_MiB};
+  find_referrers({trial, trial}, growths);
+  CHECK(growths.front().held == weight);
+  CHECK_FALSE(growths.front().referrer.empty());
+  growths.back().bytes_per_step = 10_MiB;
+  find_referrers({trial, trial}, growths);
+  CHECK(growths.front().held == gradient);
+}
+
 }  // namespace oomdiag
