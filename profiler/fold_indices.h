@@ -21,6 +21,24 @@ inline std::string fold_indices(std::string_view path) {
   }
 }
 
+/// In the name of a variable: an item of a dictionary by any of its keys.
+inline constexpr std::string_view kAnyKey = "[\"*\"]";
+
+/// "list 'sessions["*"].history' in f" of "list 'sessions["anna"].history' in f": the same of keys that are text. Names of modules are none.
+inline std::string fold_keys(std::string_view variable) {
+  constexpr std::string_view kBegin = "[\"", kEnd = "\"]";
+  std::string folded;
+  for (size_t at = variable.find(kBegin); at != variable.npos; at = variable.find(kBegin)) {
+    const size_t end = variable.find(kEnd, at + kBegin.size());
+    if (end == variable.npos) break;
+    const bool is_module = variable.substr(0, at).ends_with("_modules");
+    folded += variable.substr(0, at);
+    folded += is_module ? variable.substr(at, end + kEnd.size() - at) : kAnyKey;
+    variable.remove_prefix(end + kEnd.size());
+  }
+  return folded + std::string(variable);
+}
+
 /// "attribute 'nets[*].seen' in f" of "attribute 'nets[3].seen' in f": numbers in brackets are indices of items that are alike.
 inline std::string fold_subscripts(std::string_view variable) {
   std::string folded;

@@ -277,7 +277,8 @@ constexpr FixRow kFixes[] = {
      .label = "smaller images",
      .group = "batch",
      .lines =
-         "images = F.interpolate(images, size=(800, 800))  # or as they are loaded: transforms.Resize(800); or crops",
+         "images = F.interpolate(images, scale_factor=0.5)  # half the height and width, of masks, too; or as they are "
+         "loaded: transforms.Resize(…), crops",
      .changes_training = true,
      .cures_reason = true},
     {.id = "fewer_matrices",
@@ -487,6 +488,15 @@ constexpr FixRow kFixes[] = {
      .label = "SVD with full_matrices=False",
      .group = "svd",
      .lines = "torch.linalg.svd(a, full_matrices=False)",
+     .cures_reason = true},
+    {.id = "no_preconditioner",
+     .label = "no square matrices of long dimensions",
+     .group = "optimizer",
+     .cost_text = "another optimizer for these weights, as AdamW",
+     .lines = "long = [p for p in model.parameters() if max(p.shape) > 8192]  # embeddings and heads: AdamW(long)\n"
+              "short = [p for p in model.parameters() if max(p.shape) <= 8192]  # or a limit of the optimizer, as "
+              "block_size or max_precondition_dim",
+     .changes_training = true,
      .cures_reason = true},
     {.id = "sparse_embedding",
      .label = "sparse gradients of embeddings",

@@ -32,6 +32,8 @@ inline constexpr FrameworkPath kFrameworkPaths[] = {
     {"torch_geometric/", "torch_geometric"},
     {"monai/", "monai"},
     {"timm/", "timm"},
+    {"captum/", "captum"},
+    {"torchdiffeq/", "torchdiffeq"},
 };
 
 struct FrameworkLine {
@@ -97,6 +99,15 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
     {"monai", "smaller_result",
      "sliding_window_inference(…, sw_device=\"cuda\", device=\"cpu\")  # the result on the host"},
     {"timm", "checkpoint", "model.set_grad_checkpointing()"},
+    {"torchdiffeq", "checkpoint_each_pass",
+     "from torchdiffeq import odeint_adjoint as odeint  # backward solves once more, and nothing is kept of each "
+     "evaluation"},
+    {"captum", "split_batch",
+     "attributions = method.attribute(…, internal_batch_size=8)  # of n_steps or n_samples so many at a time"},
+    {"captum", "fewer_rows",
+     "attributions = method.attribute(…, internal_batch_size=8)  # of n_steps or n_samples so many at a time"},
+    {"captum", "half_batch",
+     "attributions = method.attribute(…, internal_batch_size=8)  # of n_steps or n_samples so many at a time"},
     {"deepspeed", "accumulate", R"("train_micro_batch_size_per_gpu": {batch}, "gradient_accumulation_steps": 2)"},
     {"deepspeed", "half_batch", R"("train_micro_batch_size_per_gpu": {batch})"},
     {"deepspeed", "batch", R"("train_micro_batch_size_per_gpu": {batch})"},

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_evidence.h"
@@ -308,6 +309,23 @@ Found find_kept_by_functions(const ReasonFacts& facts) {
               "the whole backward pass is over"}};
 }
 
+namespace {
+
+/// The variable of the model that is not trained and has this module, as the program calls it, "teacher"; else the outermost module.
+std::string name_untrained(const ReasonFacts& facts, std::string_view module) {
+  const std::string_view outermost = outermost_module(module);
+  std::set<std::string_view> models;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_of_module = block.category == Category::parameter && !block.trained && !outermost.empty() &&
+                              outermost_module(block.name) == outermost;
+    const std::string_view model = is_of_module ? module_of(facts.referrers.find(block)) : std::string_view();
+    if (!model.empty()) models.insert(model);
+  }
+  return models.size() == 1 ? as_written(*models.begin()) : std::string(outermost);
+}
+
+}  // namespace
+
 Found find_graph_without_use(const ReasonFacts& facts) {
   const TrainedModules modules(facts.device.state);
   if (!modules.is_conclusive() || facts.device.sharded) return {};
@@ -315,8 +333,8 @@ Found find_graph_without_use(const ReasonFacts& facts) {
   if (!is_large(facts, graph.bytes, 0.2)) graph = find_unused_passes(facts, modules);
   if (!is_large(facts, graph.bytes, 0.2)) graph = find_rest_of_backward(facts);
   if (!is_large(facts, graph.bytes, 0.2)) return {};
-  const std::string_view name = outermost_module(graph.module);
-  const std::string what = name.empty() ? "a model" : std::string(name);
+  const std::string name = name_untrained(facts, graph.module);
+  const std::string what = name.empty() ? "a model" : name;
   const std::string line = short_place(graph.made);
   return Reason{.id = {},
                 .text = fmt::format("{} builds a graph that trains nothing: none of its parameters is an optimizer's, "

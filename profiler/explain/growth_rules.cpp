@@ -596,6 +596,17 @@ void add_filled_beside(const std::map<std::string_view, Share>& held, Collected&
   }
 }
 
+/// A container of tensors that were made before the first step, to be filled: a cache, say.
+Reason made_in_advance(const Collected& found) {
+  return Reason{.id = {},
+                .text = fmt::format("{} has {} tensors that were made in advance{}, to be filled: {}", found.variable,
+                                    found.share.count, at(found.share.made()), with_unit(found.share.bytes)),
+                .bytes = found.share.bytes / 2,
+                .fix = "smaller_cache",
+                .how = {"# smaller ones, here half: beside them the largest step has to fit, as the longest prompt; or "
+                        "that in parts"}};
+}
+
 /// Those of a container that has at least this part of all.
 Found name_collected(const ReasonFacts& facts, double part) {
   constexpr int64_t kMany = 8;
@@ -606,6 +617,7 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const auto& [variable, name, share, beside] = *found;
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
   if (is_data && share.largest->step == 0) return {};  // no results: batches that were moved before the loop
+  if (makes_values(share.made()) && share.largest->step == 0) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
   std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
                                            is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)

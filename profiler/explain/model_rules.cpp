@@ -452,6 +452,46 @@ Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
 
 namespace {
 
+/// As layers make their weights, and functions other tensors that are filled later.
+bool makes_weight(const Where& where) {
+  return makes_values(where) || is_one_of(where.op, {"aten::empty_strided", "aten::rand", "aten::randn"});
+}
+
+}  // namespace
+
+// Under torch.device("cuda") layers make their weights on the GPU, before anything has called them: __init__() asks for the next one.
+Found find_weights_being_made(const ReasonFacts& facts) {
+  constexpr int64_t kManyWeights = 8;
+  constexpr size_t kSeveralSizes = 2;  // others are buffers for data
+  const OutOfMemory* failed = failure_outside_of_layers(facts);
+  if (failed == nullptr || !makes_weight(failed->where)) return {};
+  const std::vector<StackCall> calls = parse_stack(failed->stack);
+  if (calls.empty() || calls.front().function != "__init__") return {};
+  std::set<int64_t> sizes;
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    const Referrer* const referrer = facts.referrers.find(block);
+    const bool is_new =
+        block.category == Category::unknown || (block.category == Category::parameter && block.uncalled);
+    const bool is_weight = is_new && makes_weight(block.made) && block.made.module.empty() &&
+                           (referrer == nullptr || !module_of(referrer).empty());
+    if (is_weight) sizes.insert(block.requested_bytes);
+    return is_weight;
+  });
+  if (made.count < kManyWeights || sizes.size() < kSeveralSizes || !is_large(facts, made.bytes, 0.5)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("the weights alone do not fit: {} of a model have been made on the GPU{}, and more "
+                                    "are to come",
+                                    with_unit(made.bytes), at(failed->where)),
+                .bytes = (made.bytes + requested_bytes(facts)) / 2,
+                .fix = "smaller_weights",
+                .how = {"torch.set_default_dtype(torch.bfloat16)  # before the model is made, if it is float32 so far; "
+                        "from_pretrained(…, dtype=torch.bfloat16)",
+                        "from_pretrained(…, device_map=\"auto\")  # layers that do not fit stay on the host; or "
+                        "quantized weights"}};
+}
+
+namespace {
+
 /// The outermost modules that made tensors in the step that failed or in the one before; of numbered ones the empty name.
 std::set<std::string_view> list_called_modules(const ReasonFacts& facts) {
   std::set<std::string_view> modules;

@@ -10,6 +10,7 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/causes.h"
+#include "profiler/explain/framework_lines.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
@@ -461,6 +462,15 @@ std::vector<std::string> lines_for_enlarged(const Where& maker) {
   return {};  // those of the fix
 }
 
+/// Scores of which only the size is known: a module or file that is named after attention multiplies, and makes by far more than anything
+/// else that lives.
+int64_t find_scores_by_name(const ReasonFacts& facts) {
+  const std::optional<Expansion> found = find_expansion(facts);
+  if (!found || !is_of_attention(found->failed) || found->failed.module.empty()) return 0;
+  const auto is_product = [](const Where& made) { return multiplies(made) && is_of_attention(made); };
+  return found->find_maker(is_product, makes_attention_scores) == nullptr ? 0 : found->bytes;
+}
+
 }  // namespace
 
 Found find_attention_scores(const ReasonFacts& facts) {
@@ -473,21 +483,26 @@ Found find_attention_scores(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (scores.largest != nullptr) {
     if (!has_product(facts, scores.largest->requested_bytes)) return {};
-    shape = scores.largest->shape;
+    shape = fmt::format(", {}", scores.largest->shape);
     made = scores.made();
   } else if (failed != nullptr && makes_attention_scores(failed->where) &&
              is_large(facts, failed->requested_bytes, 0.2)) {
     Square square = factor_shapes(facts, failed->requested_bytes, true);
     if (square.text.empty() && any_op(failed->where, {"aten::bmm"}))
       square = factor_heads(facts, failed->requested_bytes);
-    if (!square.batched || !has_product(facts, failed->requested_bytes)) return {};
-    shape = square.text;
+    const bool is_known = square.batched && has_product(facts, failed->requested_bytes);
+    shape = is_known ? ", " + square.text : "";
     made = failed->where;
-    scores.bytes = square.bytes;
+    scores.bytes = is_known ? square.bytes : find_scores_by_name(facts);
   }
-  if (shape.empty() || !is_large(facts, scores.bytes, 0.2)) return {};
+  if (made.op.empty() || !is_large(facts, scores.bytes, 0.2)) return {};
   std::vector<std::string> lines{
       "y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"};
+  constexpr std::string_view kModels = "transformers/models/";
+  if (contains(made.inner_source, kModels)) {
+    const auto of_package = lines_in_framework("transformers", "fused_attention", {});
+    if (of_package) lines.insert(lines.begin(), of_package->begin(), of_package->end());
+  }
   const Referrer* const referrer = scores.largest == nullptr ? nullptr : facts.referrers.find(*scores.largest);
   const bool is_used_up =
       failed != nullptr && failed->no_grad && referrer != nullptr && referrer->variable.starts_with("variable ");
@@ -496,8 +511,8 @@ Found find_attention_scores(const ReasonFacts& facts) {
         fmt::format("del {}  # else as soon as it has served: a name keeps its tensor until the function ends",
                     variable_name(referrer->variable)));
   return Reason{.id = {},
-                .text = fmt::format("attention without a fused kernel: scores of length × length, {}{}, {} in all",
-                                    shape, at(made), with_unit(scores.bytes)),
+                .text = fmt::format("attention without a fused kernel: scores of length × length{}{}, {} in all", shape,
+                                    at(made), with_unit(scores.bytes)),
                 .bytes = scores.bytes,
                 .fix = "fused_attention",
                 .how = std::move(lines)};

@@ -4,6 +4,9 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <set>
+#include <string>
+#include <string_view>
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
@@ -39,17 +42,65 @@ struct KeptPasses {
   void add(const Where& made, int64_t block_bytes) {
     bytes += block_bytes;
     if (made.module.empty()) return;
-    const int64_t equal = ++counts_[{made.module, made.op, made.source, block_bytes}];
-    if (equal <= count) return;
-    count = equal;
-    most = made;
+    Equal& equal = equal_[{made.module, made.op, made.source, block_bytes}];
+    equal.made = made;
+    ++equal.count;
+    equal.last = ++added_;
+  }
+
+  /// Sets `count` and `most` by all that was added: of as many, what was the first to be.
+  void count_equal() {
+    const std::map<std::string_view, int64_t> layers = count_layers();
+    int64_t last = 0;
+    for (const auto& [maker, equal] : equal_) {
+      const auto known = layers.find(name_around(equal.made.module));
+      const int64_t times = known == layers.end() ? equal.count : (equal.count + known->second - 1) / known->second;
+      if (times < count || (times == count && equal.last > last)) continue;
+      count = times;
+      last = equal.last;
+      most = equal.made;
+    }
   }
 
   /// Of several ops, so that a graph keeps them.
-  bool has_layers() const { return counts_.size() >= 3; }
+  bool has_layers() const { return equal_.size() >= 3; }
 
  private:
-  std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, int64_t> counts_;
+  struct Equal {
+    Where made{};
+    int64_t count = 0;
+    int64_t last = 0;  ///< the newest is the n-th of all
+  };
+
+  /// By which count_layers() has it: a model itself, which is called by its class, is above all layers.
+  static std::string_view name_around(std::string_view module) {
+    const bool is_class = module.front() >= 'A' && module.front() <= 'Z' && module.find('.') == module.npos;
+    return is_class ? std::string_view() : module;
+  }
+
+  /// How many layers that are alike a module has below it: "encoder" 12 of "encoder.layers.0.norm" … "encoder.layers.11.norm". For each
+  /// of them it may do the same in one pass, as adding what the layer was given to its result.
+  std::map<std::string_view, int64_t> count_layers() const {
+    std::map<std::pair<std::string_view, std::string>, std::set<std::string_view>> alike;
+    for (const auto& [maker, equal] : equal_) {
+      const std::string_view module = equal.made.module;
+      const std::string folded = fold_indices(module);
+      if (folded == module) continue;
+      alike[{{}, folded}].insert(module);
+      for (size_t dot = module.find('.'); dot != module.npos; dot = module.find('.', dot + 1)) {
+        alike[{module.substr(0, dot), folded}].insert(module);
+      }
+    }
+    std::map<std::string_view, int64_t> layers;
+    for (const auto& [group, modules] : alike) {
+      int64_t& most_alike = layers[group.first];
+      most_alike = std::max<int64_t>(most_alike, std::ssize(modules));
+    }
+    return layers;
+  }
+
+  std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, Equal> equal_;
+  int64_t added_ = 0;
 };
 
 /// How often the step came to the op that its graph begins with: at most so many forward passes. A layer that is used several
@@ -90,6 +141,7 @@ KeptPasses count_passes(const ReasonFacts& f) {
     if (lives && is_of_forward_graph(block)) in_graph.add(block.made, block.bytes);
   }
   KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
+  kept.count_equal();
   const int64_t layers = count_namesakes(f.device.state);
   kept.turns = (kept.count + layers - 1) / layers;
   kept.count = std::min(kept.turns, count_beginnings(f.device.step_allocations));
@@ -104,6 +156,7 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
     const bool is_earlier = block.step > 0 && block.step < f.device.failure->step;
     if (is_earlier && block.phase == Phase::forward && is_data(block)) kept.add(block.made, block.bytes);
   }
+  kept.count_equal();
   return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
 }
 

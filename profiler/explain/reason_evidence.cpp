@@ -12,6 +12,7 @@
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/reasons.h"
+#include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
@@ -137,7 +138,13 @@ std::string_view function_of(std::string_view variable) {
 }
 
 bool wants_gradient_of_data(const ReasonFacts& facts) {
-  return std::ranges::any_of(facts.device.referrers, &Referrer::wants_gradient);
+  // Of variables of packages' functions nothing is known: of no module is a leaf of a graph that torch.cat() made.
+  const auto is_leaf_of_step = [&](const LiveBlock& block) {
+    return block.category == Category::parameter && block.name.empty() && !block.trained && !block.saved_by.empty() &&
+           joins(block.made);
+  };
+  return std::ranges::any_of(facts.device.referrers, &Referrer::wants_gradient) ||
+         std::ranges::any_of(facts.device.state.blocks, is_leaf_of_step);
 }
 
 std::string_view variable_name(std::string_view variable) {
@@ -205,6 +212,10 @@ bool is_data(const LiveBlock& block) {
 
 bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
   return is_one_of(where.op, ops) || is_one_of(where.inner, ops);
+}
+
+bool makes_values(const Where& where) {
+  return is_one_of(where.op, {"aten::zeros", "aten::empty", "aten::ones", "aten::full"});
 }
 
 bool repeats(const Where& where) { return any_op(where, {"aten::repeat", "aten::repeat_interleave", "aten::tile"}); }
@@ -291,6 +302,10 @@ std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weigh
 std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (std::string hook = line_for_hook(referrer); !hook.empty()) return hook;
   const std::string_view name = variable_name(referrer);
+  if (const size_t key = name.find(kAnyKey); key != name.npos)
+    return fmt::format(
+        "{}.pop(key)  # entries that have served, or a limit on how many there are: each key has its own",
+        as_written(name.substr(0, key)));
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
@@ -312,6 +327,11 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
     return fmt::format(
         "{}.clear()  # or without the models that have served: it keeps whole models; model.cpu() to keep one", models);
   }
+  if (name.ends_with(".state") && referrer.starts_with("defaultdict ") && name.find('[') == name.npos)
+    return fmt::format(
+        "del {}[old]  # of each parameter that another one replaces: an optimizer keeps its state, and "
+        "with it the parameter and its gradient",
+        as_written(name));
   if (name.ends_with(".state") && name.find('[') != name.npos)
     return fmt::format("{}.clear()  # optimizers of trainings that have ended, with what they trained",
                        container_name(referrer));

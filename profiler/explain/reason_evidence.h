@@ -140,6 +140,9 @@ bool is_data(const LiveBlock& block);
 /// Whether one of `ops` made it, or ran inside of what did.
 bool any_op(const Where& where, std::initializer_list<std::string_view> ops);
 
+/// Whether it makes a tensor that is filled later: its type is the default one where nobody chose another.
+bool makes_values(const Where& where);
+
 /// Whether it repeats its tensor.
 bool repeats(const Where& where);
 

@@ -29,6 +29,8 @@ Found find_key_value_cache(const ReasonFacts& facts);
 Found find_growing_buffer(const ReasonFacts& facts);
 Found find_full_matrices(const ReasonFacts& facts);
 Found find_float64(const ReasonFacts& facts);
+/// Square matrices in the optimizer's state, far larger than what is trained.
+Found find_preconditioners(const ReasonFacts& facts);
 /// Enough is free, in pieces.
 Found find_fragmentation(const ReasonFacts& facts);
 /// The program's own limit ended it.
@@ -154,6 +156,8 @@ Found find_copied_weight(const ReasonFacts& facts);
 Found find_moved_model(const ReasonFacts& facts);
 /// The same by itself.
 Found find_weights_that_do_not_fit(const ReasonFacts& facts);
+/// The same of a model whose layers are being made on the GPU.
+Found find_weights_being_made(const ReasonFacts& facts);
 /// Weights of layers that neither this step nor the one before has called.
 Found find_unused_weights(const ReasonFacts& facts);
 /// Weights of a model that is deleted, and that graphs of its results keep.

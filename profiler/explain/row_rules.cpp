@@ -28,11 +28,6 @@ bool makes_layer(const Where& where) {
                         "aten::dropout", "aten::softmax", "aten::scaled_dot_product_attention"});
 }
 
-/// What is filled later: its type is the default one where nobody chose another.
-bool makes_values(const Where& where) {
-  return is_one_of(where.op, {"aten::zeros", "aten::empty", "aten::ones", "aten::full"});
-}
-
 constexpr const char* kInParts =
     "parts = [f(part) for part in x.split(1024)]  # and reduce each part, or .cpu(), before the next";
 

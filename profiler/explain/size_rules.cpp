@@ -671,12 +671,37 @@ Found find_many_rows(const ReasonFacts& facts) {
 Found find_full_matrices(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
   if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, kWorthNaming)) return {};
+  const Share as_large = sum_blocks(f, [&](const LiveBlock& block) {
+    return block.made.op != failure.where.op && block.requested_bytes == failure.requested_bytes;
+  });
+  if (as_large.count > 0) return {};  // what is decomposed is square itself
   const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
   return Reason{.id = {},
                 .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
                                     side, side, short_place(failure.where)),
                 .bytes = failure.requested_bytes,
                 .fix = "reduced_svd"};
+}
+
+// Shampoo and the like: a matrix of n × n for a weight of n rows, and its powers.
+Found find_preconditioners(const ReasonFacts& f) {
+  constexpr int64_t kLong = 1024, kTimesParameters = 4;
+  const Share states = sum_category(f, Category::optimizer_state), parameters = sum_category(f, Category::parameter);
+  const Share square = sum_blocks(f, [&](const LiveBlock& block) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    return block.category == Category::optimizer_state && shape.size() == 2 && shape[0] == shape[1] &&
+           shape[0] >= kLong;
+  });
+  if (square.largest == nullptr || !is_large(f, square.bytes, 0.4)) return {};
+  if (square.bytes < kTimesParameters * parameters.bytes) return {};
+  const int64_t rows = parse_shape(square.largest->shape)[0];
+  return Reason{
+      .id = {},
+      .text = fmt::format("the optimizer keeps square matrices, of a weight with {} rows one of {} × {}{}: {} of "
+                          "state for {} of parameters",
+                          rows, rows, rows, at(square.made()), with_unit(states.bytes), with_unit(parameters.bytes)),
+      .bytes = square.bytes,
+      .fix = "no_preconditioner"};
 }
 
 Found find_float64(const ReasonFacts& f) {

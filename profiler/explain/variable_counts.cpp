@@ -14,6 +14,11 @@ void VariableCounts::add(std::string_view variable, int64_t count) {
   Count& known = entry->second;
   if (known.variable != variable) known.variable = entry->first;
   known.count += count;
+  std::string by_any_key = fold_keys(entry->first);
+  if (by_any_key == entry->first) return;
+  const auto [keys, is_first] = keys_.try_emplace(std::move(by_any_key), Keys{});
+  keys->second.count += count;
+  keys->second.keys += is_new ? 1 : 0;
 }
 
 const VariableCounts::Count* VariableCounts::find_most() const {
@@ -24,15 +29,19 @@ const VariableCounts::Count* VariableCounts::find_most() const {
   return most == counts_.end() ? nullptr : &most->second;
 }
 
-std::string_view VariableCounts::most() const {
+VariableCounts::Most VariableCounts::find() const {
+  constexpr int64_t kManyKeys = 8;  // a few are names of fields
   const Count* const most = find_most();
-  return most == nullptr ? std::string_view() : most->variable;
+  Most found = most == nullptr ? Most{} : Most{most->variable, most->count};
+  for (const auto& [variable, keys] : keys_) {
+    if (keys.keys >= kManyKeys && keys.count > found.count) found = {variable, keys.count};
+  }
+  return found;
 }
 
-int64_t VariableCounts::count_of_most() const {
-  const Count* const most = find_most();
-  return most == nullptr ? 0 : most->count;
-}
+std::string_view VariableCounts::most() const { return find().variable; }
+
+int64_t VariableCounts::count_of_most() const { return find().count; }
 
 bool VariableCounts::has(std::string_view variable) const { return counts_.contains(fold_subscripts(variable)); }
 

@@ -22,6 +22,9 @@ TEST_CASE("a fix is written in the words of the framework, with the batch that i
         Lines{"TrainingArguments(…, per_device_train_batch_size=4, gradient_accumulation_steps=2)"});
   CHECK(lines_in_framework("ultralytics", "batch_12", 12) == Lines{"model.train(…, batch=12)"});
   CHECK(lines_in_framework("deepspeed", "half_batch", {}) == Lines{"\"train_micro_batch_size_per_gpu\": …"});
+  CHECK(lines_in_framework("torchdiffeq", "checkpoint_each_pass", {})
+            ->front()
+            .starts_with("from torchdiffeq import odeint_adjoint as odeint  # "));
   CHECK_FALSE(lines_in_framework("transformers", "relu_in_place", {}));
   CHECK_FALSE(lines_in_framework("", "checkpoint", {}));
 }

@@ -131,6 +131,12 @@ TEST_CASE("a graph before the first trained module trains nothing", "[explain][r
   CHECK(reason->id == "graph_without_use");
   CHECK(reason->text ==
         "backbone builds a graph that trains nothing: none of its parameters is an optimizer's, 200.00 MiB (net.py:5)");
+  device.referrers = {{.variable = "dict 'teacher._modules[\"backbone\"]._modules[0]._parameters' in train.py",
+                       .storage_bytes = device.state.blocks[0].requested_bytes}};
+  const auto named = find_reason({.device = device, .growths = {}});
+  REQUIRE(named);
+  CHECK(named->text.starts_with("teacher builds a graph that trains nothing"));
+  CHECK(named->how.front() == "with torch.no_grad():  # around the call of teacher; or output.detach()");
   CHECK(find_fix(reason->fix) != nullptr);
 }
 
@@ -2708,6 +2714,129 @@ TEST_CASE("the variable of the host that is copied to the GPU is named if one te
   device.host_tensors.push_back({.variable = "variable 'x' in fit (train.py:3)", .bytes = 400_MiB});
   CHECK(find_reason({.device = device, .growths = {}})->text ==
         "a tensor of 400.00 MiB is copied to the GPU as a whole at train.py:9");
+}
+
+TEST_CASE("layers that are alike are no turns of a loop of the module around them", "[explain][reasons]") {
+  DeviceHistory device = at_oom({parameter("student.0.weight", true)});
+  StepAllocation begin = graph_block("words", 1_MiB);
+  begin.made.op = "aten::embedding";
+  std::vector<std::string> names;
+  for (int i = 0; i < 20; ++i) names.push_back("encoder.layers." + std::to_string(i) + ".norm");
+  for (const std::string& name : names) {
+    LiveBlock sum = kept_activation(10_MiB, 5), norm = sum;
+    sum.made = {.op = "aten::add", .module = "encoder", .source = "net.py:9"};
+    norm.made = {.op = "aten::layer_norm", .module = name, .source = "net.py:9"};
+    device.state.blocks.insert(device.state.blocks.end(), {sum, norm});
+    device.state.allocated_bytes += 20_MiB;
+  }
+  device.step_allocations = {.step = 5, .blocks = {begin}};
+  CHECK(reason_of(device) != "unrolled_sequence");
+  for (LiveBlock& block : device.state.blocks) {
+    if (block.made.module.ends_with(".norm")) block.made.module = "encoder.cell.norm";  // one, 20 times
+  }
+  CHECK(reason_of(device) == "unrolled_sequence");
+}
+
+TEST_CASE("weights of a model that is being made on the GPU do not fit by themselves", "[explain][reasons]") {
+  std::vector<LiveBlock> weights;
+  for (int i = 0; i < 10; ++i) {
+    const int64_t bytes = i % 2 == 0 ? 20_MiB : 40_MiB;
+    weights.push_back({.bytes = bytes, .requested_bytes = bytes, .made = {.op = "aten::empty", .source = "chat.py:7"}});
+  }
+  DeviceHistory device = at_oom(weights, "/v/models/llama.py:160 in __init__\n/a/chat.py:7 in main");
+  device.failure->phase = Phase::setup;
+  device.failure->where = {.op = "aten::empty", .source = "chat.py:7"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "weights_do_not_fit");
+  CHECK(reason->text ==
+        "the weights alone do not fit: 300.00 MiB of a model have been made on the GPU at chat.py:7, and more are to "
+        "come");
+  device.failure->stack = "/a/chat.py:7 in make_buffers";
+  CHECK(reason_of(device) != "weights_do_not_fit");
+}
+
+TEST_CASE("scores of attention are recognized by names where no shape is known", "[explain][reasons]") {
+  const Where product{.op = "aten::matmul", .module = "blocks.3.attn", .source = "chat.py:9"};
+  const LiveBlock scores{.bytes = 400_MiB, .requested_bytes = 400_MiB, .category = Category::output, .made = product};
+  const LiveBlock query{.bytes = 2_MiB, .requested_bytes = 2_MiB, .category = Category::output, .made = product};
+  DeviceHistory device = at_oom({scores, query});
+  device.failure->requested_bytes = 400_MiB;
+  device.failure->where = product;
+  device.failure->where.op = "aten::mul";
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "attention_scores");
+  CHECK(reason->text == "attention without a fused kernel: scores of length × length at chat.py:9, 800.00 MiB in all");
+  CHECK(reason->how.front().starts_with("y = F.scaled_dot_product_attention"));
+  device.failure->where.inner_source = "transformers/models/qwen/modeling_qwen.py:242";
+  CHECK(find_reason({.device = device, .growths = {}})->how.front() ==
+        "AutoModel.from_pretrained(…, attn_implementation=\"sdpa\")");
+  device.failure->where.module = device.state.blocks[0].made.module = "blocks.3.mlp";
+  CHECK(reason_of(device) != "attention_scores");
+}
+
+TEST_CASE("square matrices of an optimizer are its own, and no SVD's full matrices", "[explain][reasons]") {
+  LiveBlock weight = parameter("words.weight", true);
+  weight.bytes = 4_MiB;
+  const LiveBlock square{.bytes = 256_MiB,
+                         .requested_bytes = int64_t{8192} * 8192 * 4,
+                         .category = Category::optimizer_state,
+                         .made = {.op = "aten::empty", .source = "train.py:11"},
+                         .shape = "[8192, 8192] float32"};
+  DeviceHistory device = at_oom({weight, square});
+  device.failure->phase = Phase::optimizer;
+  device.failure->requested_bytes = square.requested_bytes;
+  device.failure->where = {.op = "aten::linalg_svd", .source = "train.py:11"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "preconditioners");
+  CHECK(reason->text ==
+        "the optimizer keeps square matrices, of a weight with 8192 rows one of 8192 × 8192 at train.py:11: 256.00 MiB "
+        "of state for 4.00 MiB of parameters");
+  device.state.blocks[1].category = Category::output;
+  CHECK(reason_of(device) != "full_matrices");  // what is decomposed is as large
+}
+
+TEST_CASE("what a container has of tensors made in advance are no results", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(10, {.bytes = 30_MiB,
+                                     .requested_bytes = 30_MiB,
+                                     .category = Category::input,
+                                     .made = {.op = "aten::zeros", .source = "serve.py:32"}});
+  DeviceHistory device = at_oom(blocks);
+  device.failure->requested_bytes = 6_MiB;
+  device.failure->where = {.op = "aten::einsum", .module = "Layer", .source = "serve.py:18"};
+  device.referrers = {{.variable = "list 'engine.cache' in serve.py",
+                       .made = {.op = "aten::zeros", .source = "serve.py:32"},
+                       .storage_bytes = 30_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "list 'engine.cache' in serve.py has 10 tensors that were made in advance at serve.py:32, to be filled: 300.00 "
+        "MiB");
+  CHECK(reason->fix == "smaller_cache");
+  for (LiveBlock& block : device.state.blocks) block.step = 4;
+  CHECK(find_reason({.device = device, .growths = {}})->fix == "results_to_host");
+}
+
+TEST_CASE("a leaf that a package joined wants a gradient: of an attribution a backward pass is to come",
+          "[explain][reasons]") {
+  const LiveBlock input{.bytes = 4_MiB,
+                        .category = Category::parameter,
+                        .made = {.op = "aten::cat", .source = "explain.py:8"},
+                        .saved_by = std::vector<Where>{{.node = "ConvolutionBackward0"}}};
+  DeviceHistory device = at_oom({kept_activation(300_MiB, 5)}, "/a/net.py:9 in forward\n/a/explain.py:8 in draw");
+  device.failure->modules_evaluate = true;
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.state.blocks.push_back(input);
+  CHECK(reason_of(device) != "evaluation_keeps_graphs");
+}
+
+TEST_CASE("where memory grows by a key each time the line removes keys, and an optimizer's state its parameters",
+          "[explain][reasons]") {
+  const auto line = [](std::string_view referrer) { return lines_for_kept(referrer, false).front(); };
+  CHECK(line("attribute 'sessions[\"*\"].layers[*].keys' in serve.py").starts_with("sessions.pop(key)  # "));
+  CHECK(line("defaultdict 'scene.optimizer.state' in splat.py").starts_with("del scene.optimizer.state[old]  # "));
 }
 
 }  // namespace oomdiag
