@@ -1006,4 +1006,9 @@ def fields(Pattern):
             "pykeen/pykeen#596", memory=500, held_back=True),
         row("evenings", "render_xyz_photo", "evaluation_keeps_graphs", r"no_grad",
             "mahmoudnafifi/CIE_XYZ_NET#2", memory=1200, held_back=True),
+        row("companions", "distil_classifier", "graph_without_use", r"no_grad", "", memory=900),
+        row("companions", "chat_with_model", "weights_do_not_fit", r"bfloat16", "", memory=900),
+        row("companions", "describe_picture", "attention_scores", r"sdpa", "", memory=900),
+        row("companions", "chat_with_visitors", "kept_tensors", r"sessions\.pop", "", memory=900),
+        row("companions", "search_sizes", "kept_tensors", r"clear|\.cpu\(\)", "", memory=500),
     ]

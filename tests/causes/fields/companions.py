@@ -1,0 +1,147 @@
+"""Programs of ordinary users, after none in particular: distillation, chat models, pictures, a search for sizes."""
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
+
+
+# A small vision transformer learns from a large one.
+
+class FeedForward(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.net = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads=8):
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(dim), heads
+        self.to_qkv, self.to_out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.to_qkv(self.norm(x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
+
+
+class Transformer(nn.Module):
+    def __init__(self, dim, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(dim), FeedForward(dim)]) for _ in range(depth))
+
+    def forward(self, x):
+        for attention, feed_forward in self.layers:
+            x = attention(x) + x
+            x = feed_forward(x) + x
+        return x
+
+
+class Classifier(nn.Module):
+    def __init__(self, dim, depth, classes=100):
+        super().__init__()
+        self.to_patches = nn.Conv2d(3, dim, 16, stride=16)
+        self.transformer, self.head = Transformer(dim, depth), nn.Linear(dim, classes)
+
+    def forward(self, images):
+        return self.head(self.transformer(self.to_patches(images).flatten(2).transpose(1, 2)).mean(1))
+
+
+def distil_classifier(fixed=False):
+    teacher, student = Classifier(512, 20).cuda().eval(), Classifier(128, 4).cuda()
+    optimizer = torch.optim.AdamW(student.parameters(), 1e-4)
+    for _ in range(3):
+        images, labels = torch.rand(24, 3, 224, 224).cuda(), torch.randint(0, 100, (24,)).cuda()
+        if fixed:
+            with torch.no_grad():
+                soft = teacher(images)
+        else:
+            soft = teacher(images)
+        logits = student(images)
+        loss = F.cross_entropy(logits, labels) + F.kl_div(logits.log_softmax(-1), soft.softmax(-1), reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.shape
+
+
+# A chat model is made on the GPU, in the default type.
+
+def chat_with_model(fixed=False):
+    config = LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=24,
+                         num_attention_heads=16)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if fixed else torch.float32)
+    model.eval()
+    prompt = torch.randint(0, 8192, (1, 20)).cuda()
+    return model.generate(prompt, max_new_tokens=4, do_sample=False).shape
+
+
+# One large picture in a vision tower whose attention multiplies.
+
+def describe_picture(fixed=False):
+    config = ViTConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, image_size=1024,
+                       patch_size=14)
+    config._attn_implementation = "sdpa" if fixed else "eager"
+    tower = ViTModel(config, add_pooling_layer=False).cuda().eval()
+    with torch.no_grad():
+        return tower(torch.rand(1, 3, 1024, 1024).cuda()).last_hidden_state.shape
+
+
+# A server keeps the key-value cache of each visitor.
+
+def chat_with_visitors(fixed=False):
+    config = LlamaConfig(vocab_size=8192, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8)
+    model, sessions = LlamaForCausalLM(config).cuda().eval(), {}
+
+    @torch.inference_mode()
+    def respond(user, message):
+        cache = sessions.setdefault(user, DynamicCache(config=config))
+        return model(input_ids=message, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1)
+
+    for visit in range(40):
+        answer = respond(f"visitor{visit}", torch.randint(0, 8192, (1, 1200)).cuda())
+        if fixed and len(sessions) > 4:
+            sessions.pop(next(iter(sessions)))
+    return answer.shape
+
+
+# A search for sizes: each trial keeps its network among its attributes.
+
+class Trial:
+    def __init__(self, number):
+        self.number, self.user_attrs = number, {}
+
+
+class Study:
+    def __init__(self):
+        self.trials = []
+
+    def optimize(self, objective, n_trials):
+        for number in range(n_trials):
+            trial = Trial(number)
+            self.trials.append(trial)
+            trial.value = objective(trial)
+
+
+def search_sizes(fixed=False):
+    study = Study()
+
+    def objective(trial):
+        width = 1024 + 128 * (trial.number % 4)
+        model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for _ in range(4):
+            x, y = torch.rand(64, 256).cuda(), torch.randint(0, 10, (64,)).cuda()
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        trial.user_attrs["model"] = None if fixed else model
+        return float(trial.number)
+
+    study.optimize(objective, n_trials=60)
+    return len(study.trials)
