@@ -147,6 +147,9 @@ bool is_under_autocast(const Allocations& blocks) {
                      [](const StepAllocation& block) { return !block.made.autocast.empty(); });
 }
 
+/// Not in an evaluation of a program that trains.
+bool may_learn_in_step(const StepModel& model) { return may_train(model) && !is_without_backward(model); }
+
 /// Not where autocast is on already, nor where the model is of another type.
 std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* type, const char* backward) {
   if (is_under_autocast(model.blocks) || !is_mostly_float32(model.blocks)) return {};
@@ -154,7 +157,7 @@ std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* typ
   Allocations blocks = caster.cast();
   if (!caster.any()) return {};
   std::vector<std::string> lines{std::string("with torch.autocast(\"cuda\", ") + type + "):"};
-  if (may_train(model)) {
+  if (may_learn_in_step(model)) {
     lines.emplace_back("    loss = …  # forward only");
     lines.emplace_back(backward);
   } else {
@@ -176,7 +179,7 @@ std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model) {
   if (has_bfloat16(model.compute_major)) return {};
   auto step =
       use_autocast(model, "torch.float16", "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
-  if (step && !may_train(model)) step->label = "fp16 autocast";
+  if (step && !may_learn_in_step(model)) step->label = "fp16 autocast";
   return step;
 }
 

@@ -89,6 +89,10 @@ bool trains(const StepModel& model) {
   });
 }
 
+bool is_without_backward(const StepModel& model) {
+  return model.whole && find_backward(model.blocks) == StepAllocation::kNever;
+}
+
 bool may_train(const StepModel& model) { return trains(model) || (!model.whole && !model.only_infers); }
 
 /// Expandable segments, for fragmentation: the same bytes are allocated, and hardly any free blocks are between them.
@@ -120,7 +124,7 @@ std::optional<ModifiedStep> fit_batch(const StepModel& model) {
 /// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
 /// forward, and each new one stands beside the old one until it is added.
 std::optional<ModifiedStep> accumulate(const StepModel& model) {
-  if (!trains(model) || model.batch == 1 || has_batch_of_one(model.blocks)) return {};
+  if (!trains(model) || is_without_backward(model) || model.batch == 1 || has_batch_of_one(model.blocks)) return {};
   Allocations blocks = scale_batch(model.blocks, 1, 2);
   Allocations added;
   for (StepAllocation& block : blocks) {
@@ -159,8 +163,7 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
 /// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
-  if (!model.whole || model.has_backward) return {};  // an OOM in forward does not show that no backward follows
-  if (find_backward(model.blocks) != StepAllocation::kNever) return {};
+  if (!is_without_backward(model) || model.has_backward) return {};
   Allocations blocks = model.blocks;
   const std::set<int64_t> parameter_sizes = list_parameter_sizes(blocks);
   std::vector<StepAllocation*> made;  // by the forward ops that autograd recorded, in order

@@ -37,6 +37,7 @@ struct FixRow {
   bool cures_growth = false;      ///< of a leak
   bool cures_reason = false;      ///< a row of kReasons proposes it
   bool combines = false;          ///< may be had together with others that have this
+  std::string_view same_as{};     ///< id of the row that predicts the same change from the step, where it does
   /// The step with this fix, nothing where it does not apply; null: it is not predicted, only measured.
   std::optional<ModifiedStep> (*predict)(const StepModel& model) = nullptr;
 };

@@ -174,15 +174,6 @@ void take_prediction(const Fix& other, Fix& fix) {
   fix.predicted_fits = other.predicted_fits;
 }
 
-/// What was predicted of the same change under another id, which it replaces.
-void replace_namesake(Fix& fix, std::vector<Fix>& fixes) {
-  const auto same = std::ranges::find_if(
-      fixes, [&](const Fix& one) { return one.label == fix.label && one.predicted_fits.value_or(true); });
-  if (same == fixes.end()) return;
-  take_prediction(*same, fix);
-  fixes.erase(same);
-}
-
 /// Without what a reason holds. Both are rounded differently: where nothing would be left, the parameters are.
 int64_t peak_without(const Reason& reason, const StepModel& model) {
   if (reason.bytes < model.peak_bytes) return model.peak_bytes - reason.bytes;
@@ -193,6 +184,17 @@ int64_t peak_without(const Reason& reason, const StepModel& model) {
 }
 
 }  // namespace
+
+void replace_same(Fix& cure, std::vector<Fix>& fixes) {
+  const FixRow* row = find_fix(cure.id);
+  const auto same = std::ranges::find_if(fixes, [&](const Fix& one) {
+    return row != nullptr && one.id == row->same_as && one.predicted_fits.value_or(true);
+  });
+  if (same == fixes.end()) return;
+  take_prediction(*same, cure);
+  if (cure.how.empty()) cure.how = same->how;
+  fixes.erase(same);
+}
 
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes) {
   const FixRow* row = find_fix(reason.fix);
@@ -212,10 +214,11 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
     if (row->cures_growth) fix.label = stop->label;
     fixes.erase(stop);
   }
-  replace_namesake(fix, fixes);
   const bool is_shell = row->lines.starts_with("export ");
-  if (model.blocks.empty() || is_shell || is_python(model.blocks))
-    fix.how = lines_with(model, fix.id, reason.how.empty() ? split_lines(row->lines) : reason.how);
+  const bool has_lines = model.blocks.empty() || is_shell || is_python(model.blocks);
+  if (has_lines) fix.how = reason.how;
+  replace_same(fix, fixes);
+  if (has_lines) fix.how = lines_with(model, fix.id, fix.how.empty() ? split_lines(row->lines) : fix.how);
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
 }

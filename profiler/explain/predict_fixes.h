@@ -20,4 +20,8 @@ bool is_better(const Fix& a, const Fix& b);
 /// reason holds.
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes);
 
+/// Removes what is the same change as `cure`, as a row predicts it from the step, and gives its figure to the cure; its lines too,
+/// where the cure has none. Not where that is said not to fit: the step may not be all that the cure shrinks.
+void replace_same(Fix& cure, std::vector<Fix>& fixes);
+
 }  // namespace oomdiag

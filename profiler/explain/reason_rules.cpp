@@ -209,8 +209,7 @@ Found find_optimizer_temporaries(const ReasonFacts& facts) {
                 .text = fmt::format("the optimizer's step works on all parameters at once (foreach): {} of temporaries",
                                     with_unit(temporaries.bytes + failed->requested_bytes)),
                 .bytes = temporaries.bytes + failed->requested_bytes,
-                .fix = "fused_or_single",
-                .how = {"optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # or foreach=False"}};
+                .fix = "fused_or_single"};
 }
 
 Found find_caught(const ReasonFacts& facts) {

@@ -39,6 +39,8 @@ struct StepModel {
 bool trains(const StepModel& model);
 /// … or it is not known, as no complete step was seen.
 bool may_train(const StepModel& model);
+/// No backward follows the forward pass of this step, as one sees: what makes it smaller in training does not help.
+bool is_without_backward(const StepModel& model);
 
 /// Whether GPUs of this compute capability have bfloat16: from Ampere, 8.0, on. 0 = not known, taken to have it.
 bool has_bfloat16(int compute_major);

@@ -9,6 +9,7 @@
 #include "profiler/explain/causes.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/fixes.h"
+#include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/limitations.h"
@@ -27,11 +28,11 @@ const ReportOfDevice* find_device(const Report& report, int index) {
 void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& state, int64_t peak_bytes) {
   const bool is_fragmented = state.cause->kind == CauseKind::fragmentation;
   for (Fix fix : state.fixes) {
-    const bool known =
-        std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.label == fix.label; });
+    const bool known = std::ranges::find(fixes, fix.id, &Fix::id) != fixes.end();
     const bool packs = is_fragmented && fix.id == "expandable_segments";
     if (known || (!packs && !cures_reason(fix.id))) continue;
     if (packs) fix.predicted_peak_bytes = peak_bytes;
+    replace_same(fix, fixes);
     fixes.insert(fixes.begin(), fix);
   }
 }

@@ -3,6 +3,7 @@
 In a line "…" stands for what the program has there already: the other arguments of a call, or an expression.
 """
 import ast
+import builtins
 import importlib.util
 import re
 import textwrap
@@ -50,6 +51,17 @@ def names_bound(code):
     return names
 
 
+def _names_unbound(code, program):
+    """Names that the lines, run at the top of the program, look for in vain: those of a head or of labels that stand for the reader's."""
+    tree = ast.parse(code)
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | names_bound(code)
+    bound |= {alias.asname or alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))
+              for alias in node.names}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return {name for name in used - bound if not hasattr(builtins, name) and not re.search(rf"\b{name}\b", program)}
+
+
 def _around_loop(program, header):
     """`header` above the last loop at the top of the program, which goes one level in."""
     lines = program.splitlines()
@@ -86,13 +98,13 @@ def paste(program, lines):
     first = lines[0]
     if match := re.fullmatch(r"optimizer = ([\w.]+)\(model\.parameters\(\), lr=…\)", first):
         return re.sub(r"torch\.optim\.\w+\(model\.parameters\(\).*\)", f"{match[1]}(model.parameters(), lr=0.1)", program)
-    if match := re.fullmatch(r"torch\.optim\.\w+\(model\.parameters\(\), …, (.*)\)", first):
+    if match := re.fullmatch(r"(?:optimizer = )?torch\.optim\.\w+\(model\.parameters\(\), (?:…, )?(.*)\)(?:  # or .*)?", first):
         return _replace(program, "OPTIONS", match[1])
     if match := re.fullmatch(r"torch\.nn\.ReLU\((.*)\)", first):
         return _replace(program, "nn.ReLU()", f"nn.ReLU({match[1]})")
     if first.startswith("optimizer.zero_grad("):
         return _replace(program, "optimizer.zero_grad(ZERO)", first)
-    if first == "with torch.no_grad():" or first.startswith("with torch.no_grad():  # around the loop"):
+    if first.startswith("with torch.no_grad():"):
         return _around_loop(program, first)
     if first.startswith("@"):
         return _above_function(program, first)
@@ -100,15 +112,22 @@ def paste(program, lines):
         return _replace(program, "    loss.backward()\n", f"    {first}\n    loss.backward()\n")
     if first.startswith(("del ", "gc.collect")):
         return _at_end_of_loop(program, first)
+    if lines[-1] == "    output = model(x)":
+        call = re.search(r"^( *)\w+ = model\(.*\)$", program, flags=re.M)
+        if call is None:
+            raise NoPlace(first)
+        return program.replace(call[0], call[1] + first + "\n    " + call[0])
     if first.startswith(("with torch.autograd.graph.save_on_cpu", "with torch.autocast")):
         loss = re.search(r"^    loss = (.*)$", program, flags=re.M)
+        if loss is None:
+            raise NoPlace(first)
         body = re.sub("…  # forward.*", lambda _: loss[1], "\n".join(lines))
         if lines[-1] == "loss.backward()":
-            program = program.replace(loss[0] + "\n    loss.backward()", loss[0])
+            program = program.replace("    loss.backward()\n", "")
         return program.replace(loss[0], textwrap.indent(body, "    "))
     if first.startswith("for micro_x, micro_y in zip(inputs"):
         step = "    loss = loss_of(model(inputs), labels)\n    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
         return _replace(program, step, textwrap.indent("\n".join(lines), "    ") + "\n")
-    if "…" in "\n".join(lines) or "--" == first[:2]:
+    if "…" in "\n".join(lines) or "--" == first[:2] or _names_unbound(as_code(lines), program):
         raise NoPlace("stands for something that only the reader knows")
     return _replace(program, "# HERE", "\n".join(lines))

@@ -21,6 +21,10 @@ MEANT = {"model", "optimizer", "loss", "y", "state", "x", "torch"}  # that lines
 SHARES = {"gpt2": 0.8, "resnet50": 0.5, "llama": 0.9, "optimizer": 0.9, "kept_gradients": 0.97}  # of its peak, that there is
 
 
+class NoHostMemory(Exception):
+    """Activations are offloaded to memory of this machine, which is there."""
+
+
 class Pasted(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -36,11 +40,13 @@ class Pasted(unittest.TestCase):
     def peak(self, text, **environment):
         result = self.run_program(text, "16TiB", **environment)
         peaks = [line for line in result.stdout.splitlines() if line.startswith("PEAK")]
+        if "in pack_to_cpu" in result.stderr and "cudaErrorMemoryAllocation" in result.stderr:
+            raise NoHostMemory
         self.assertTrue(peaks, text + result.stderr[-2000:])
         return int(peaks[0].split()[1])
 
-    def fixes_of(self, name, program):
-        memory = int(self.peak(fix_programs.as_it_is(program)) * SHARES.get(name, 0.7)) + 200 * 2**20  # and the context
+    def fixes_of(self, name, program, peak):
+        memory = int(peak * SHARES.get(name, 0.7)) + 200 * 2**20  # and the context
         self.run_program(fix_programs.as_it_is(program), memory, "--complete", "-o", "report.json")
         report = json.loads((self.folder / "report.json").read_text())
         self.assertEqual(report["outcome"], "out_of_memory", name)
@@ -56,7 +62,8 @@ class Pasted(unittest.TestCase):
 
     def check(self, name):
         program, pasted = getattr(fix_programs, name.upper()), []
-        for fix in self.fixes_of(name, program):
+        before = self.peak(fix_programs.as_it_is(program))
+        for fix in self.fixes_of(name, program, before):
             with self.subTest(f"{name}: {fix['label']}"):
                 self.check_code(program, fix)
                 try:
@@ -64,10 +71,18 @@ class Pasted(unittest.TestCase):
                 except pasting.NoPlace:
                     continue
                 ast.parse(text)
-                peak, predicted = self.peak(text, **pasting.environment_of(fix["how"])), fix["predicted_peak_bytes"]
+                try:
+                    peak = self.peak(text, **pasting.environment_of(fix["how"]))
+                except NoHostMemory:
+                    print(f"{name:16} {fix['id']:22} left out: this machine has too little memory to be offloaded to")
+                    continue
+                predicted, frees = fix["predicted_peak_bytes"], fix["frees_bytes"]
                 pasted.append(fix["id"])
-                print(f"{name:16} {fix['id']:22} {predicted / 2**20:9.1f} {peak / 2**20:9.1f} MiB{' at least' if fix['at_least'] else ''}")
-                if fix["at_least"]:
+                kind = " at least" if fix["at_least"] else f", frees {frees / 2**20:.1f}" if frees else ""
+                print(f"{name:16} {fix['id']:22} {predicted / 2**20:9.1f} {peak / 2**20:9.1f} MiB{kind}")
+                if frees:  # the report says this alone
+                    self.assertGreaterEqual(before - peak, frees * (1 - TOLERANCE))
+                elif fix["at_least"]:
                     self.assertGreaterEqual(peak * 1.001, predicted)
                 else:
                     self.assertLess(abs(peak - predicted), TOLERANCE * peak)

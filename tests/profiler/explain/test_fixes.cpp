@@ -293,6 +293,45 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
+TEST_CASE("a cure that a row predicts from the step has that row's figure, and takes its place", "[explain][fixes]") {
+  Allocations blocks;
+  const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
+  for (uint32_t i = 0; i < modules.size(); ++i) {
+    blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::output, .phase = Phase::forward});
+    blocks.back().in_graph = true;
+    blocks.back().made = {.op = "aten::linear", .module = modules[i], .source = "train.py:3"};
+  }
+  StepModel model = model_of(step_of(blocks));
+  model.has_backward = false;
+  auto fixes = predict_fixes(model);
+  const size_t count = fixes.size();
+  add_cure(
+      {.id = "evaluation", .text = {}, .bytes = 8_MiB, .fix = "no_grad_in_evaluation", .how = {"around train.py:3"}},
+      model, fixes);
+
+  CHECK(fixes.size() == count);
+  CHECK_FALSE(find(fixes, "no_grad"));
+  CHECK(fixes.front().id == "no_grad_in_evaluation");
+  CHECK(fixes.front().predicted_peak_bytes == 32_MiB);
+  CHECK_FALSE(fixes.front().frees_bytes);
+  CHECK(fixes.front().how == std::vector<std::string>{"around train.py:3"});
+}
+
+TEST_CASE("in an evaluation of a program that trains no line is about the training step", "[explain][fixes]") {
+  Allocations blocks;
+  const std::array<const char*, 4> modules = {"0", "1", "2", "3"};
+  for (uint32_t i = 0; i < modules.size(); ++i) {
+    blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::activation, .phase = Phase::forward});
+    blocks.back().made = {.op = "aten::linear", .module = modules[i], .source = "train.py:3"};
+    blocks.back().shape = "[64, 65536] float32";
+  }
+  const auto fixes = predict_fixes(model_of(step_of(blocks)));
+
+  CHECK_FALSE(find(fixes, "accumulate_2"));
+  REQUIRE(find(fixes, "autocast_bf16"));
+  CHECK(find(fixes, "autocast_bf16")->how.back() == "    output = model(x)");
+}
+
 TEST_CASE("an OOM in forward does not show that no backward follows", "[explain][fixes]") {
   StepAllocation output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
   output.in_graph = true;
