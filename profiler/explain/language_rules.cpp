@@ -125,9 +125,12 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
 std::optional<ModifiedStep> offload_activations(const StepModel& model) {
   Allocations blocks = model.blocks;
   if (!may_train(model)) return {};
+  const uint32_t backward = find_backward(blocks);
   int64_t moved = 0;
   for (StepAllocation& block : blocks) {
-    if (block.category != Category::activation || block.phase != Phase::forward || !block.is_of_step()) continue;
+    if (!block.is_of_step() || block.born >= backward) continue;
+    if (block.freed_in_backward) block.died = std::min(block.died, backward);  // inputs, too: only autograd kept them
+    if (block.category != Category::activation || block.phase != Phase::forward) continue;
     moved += block.bytes;
     block.died = std::min(block.died, block.born + 1);
   }

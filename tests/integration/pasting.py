@@ -119,8 +119,8 @@ def paste(program, lines):
         return program.replace(call[0], call[1] + first + "\n    " + call[0])
     if first.startswith(("with torch.autograd.graph.save_on_cpu", "with torch.autocast")):
         loss = re.search(r"^    loss = (.*)$", program, flags=re.M)
-        if loss is None:
-            raise NoPlace(first)
+        if loss is None or "model(" not in loss[1]:
+            raise NoPlace(first)  # the forward pass is elsewhere
         body = re.sub("…  # forward.*", lambda _: loss[1], "\n".join(lines))
         if lines[-1] == "loss.backward()":
             program = program.replace("    loss.backward()\n", "")

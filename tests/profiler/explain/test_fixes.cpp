@@ -317,6 +317,26 @@ TEST_CASE("a cure that a row predicts from the step has that row's figure, and t
   CHECK(fixes.front().how == std::vector<std::string>{"around train.py:3"});
 }
 
+TEST_CASE("an input that autograd alone keeps is gone before backward where activations are offloaded",
+          "[explain][fixes]") {
+  StepAllocations step = small_step();
+  step.blocks.insert(step.blocks.begin() + 1, {.bytes = 128_MiB,
+                                               .born = 1,
+                                               .died = 12,
+                                               .category = Category::input,
+                                               .phase = Phase::other,
+                                               .freed_in_backward = true});
+  step.blocks.push_back(gradient_on_its_way(32_MiB, 10, 11, kConv2));
+  const auto offloaded_peak = [&] {
+    const auto fixes = predict_fixes(model_of(step));
+    const Fix* const fix = find(fixes, "offload_activations");
+    return fix == nullptr ? 0 : fix->predicted_peak_bytes;
+  };
+  CHECK(offloaded_peak() == 32_MiB + 128_MiB + 64_MiB);  // in forward
+  step.blocks[1].freed_in_backward = false;
+  CHECK(offloaded_peak() == 32_MiB + 128_MiB + 96_MiB);  // in backward
+}
+
 TEST_CASE("in an evaluation of a program that trains no line is about the training step", "[explain][fixes]") {
   Allocations blocks;
   const std::array<const char*, 4> modules = {"0", "1", "2", "3"};
