@@ -74,7 +74,8 @@ struct KeptPasses {
 
   /// By which count_layers() has it: a model itself, which is called by its class, is above all layers.
   static std::string_view name_around(std::string_view module) {
-    const bool is_class = module.front() >= 'A' && module.front() <= 'Z' && module.find('.') == module.npos;
+    const bool is_class =
+        !module.empty() && module.front() >= 'A' && module.front() <= 'Z' && module.find('.') == module.npos;
     return is_class ? std::string_view() : module;
   }
 
