@@ -1,6 +1,7 @@
 """What test_ranks.py runs, as all ranks of a job under torchrun and as one of them alone: rank_programs.py NAME. Each prints,
 as one line of JSON, its rank and PyTorch's own peaks; to EVENTS-<rank>.json it writes what PyTorch's own history recorded of
 every allocation, free and segment."""
+import gc
 import json
 import os
 import sys
@@ -283,6 +284,7 @@ if __name__ == "__main__":
         dist.init_process_group(backend)
     globals()[sys.argv[1]]()
     torch.cuda.synchronize()
+    gc.collect()  # what schedules leave in cycles is else collected before the end or not, by how long ranks waited
     if "EVENTS" in os.environ and "OOMDIAG_RANK_SUMMONED" not in os.environ:
         write_events(os.environ["EVENTS"])
     print(json.dumps({"rank": RANK, "allocated": torch.cuda.max_memory_allocated(),
