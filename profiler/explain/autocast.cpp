@@ -90,6 +90,7 @@ class Caster {
       const bool is_argument = !blocks_[b].is_of_step() || blocks_[b].category == Category::input;
       if (whole_ && is_argument) copy_argument(b);
     }
+    blocks_.insert(blocks_.end(), copies_.begin(), copies_.end());
     std::stable_sort(blocks_.begin(), blocks_.end(), [](auto& a, auto& b) { return a.born < b.born; });
     return std::move(blocks_);
   }
@@ -103,6 +104,7 @@ class Caster {
     if (lowers(op)) {
       stream_is_low_ = any_ = true;
     } else if (raises(op)) {
+      if (stream_is_low_ && whole_) copy_operand(block);
       stream_is_low_ = false;
     } else if (is_addition(op)) {
       stream_is_low_ = stream_is_low_ && residual_is_low_;
@@ -123,6 +125,13 @@ class Caster {
     if (is_low && !in_float32) block.bytes /= 2;
   }
 
+  // What comes as bfloat16 and is as large as the result is cast for as long as the op runs, as of softmax.
+  void copy_operand(const StepAllocation& result) {
+    StepAllocation copy = result;
+    copy.died = copy.born + 1;
+    copies_.push_back(copy);
+  }
+
   // What enters the step as float32 and goes into a matrix product: a copy of half its bytes, up to its last backward.
   void copy_argument(size_t b) {
     if (!is_float32(blocks_[b]) || blocks_[b].category == Category::activation) return;
@@ -135,7 +144,7 @@ class Caster {
     blocks_.push_back(copy);
   }
 
-  Allocations blocks_;
+  Allocations blocks_, copies_;
   const uint32_t last_backward_;
   const bool whole_;
   std::map<ForwardPlace, bool> low_;  ///< by place of the forward op

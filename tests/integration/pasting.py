@@ -113,18 +113,18 @@ def paste(program, lines):
     if first.startswith(("del ", "gc.collect")):
         return _at_end_of_loop(program, first)
     if lines[-1] == "    output = model(x)":
-        call = re.search(r"^( *)\w+ = model\(.*\)$", program, flags=re.M)
+        call = re.search(r"^( *)\w+ = model\([^()]*\)$", program, flags=re.M)
         if call is None:
             raise NoPlace(first)
         return program.replace(call[0], call[1] + first + "\n    " + call[0])
     if first.startswith(("with torch.autograd.graph.save_on_cpu", "with torch.autocast")):
-        loss = re.search(r"^    loss = (.*)$", program, flags=re.M)
-        if loss is None or "model(" not in loss[1]:
-            raise NoPlace(first)  # the forward pass is elsewhere
-        body = re.sub("…  # forward.*", lambda _: loss[1], "\n".join(lines))
+        forward = re.search(r"^    \w+ = model\((?:.*\n)*?    loss = .*\n|^    loss = .*model\(.*\n", program, flags=re.M)
+        if forward is None:
+            raise NoPlace(first)
+        body = re.sub("    loss = …  # forward.*\n?", lambda _: forward[0], "\n".join(lines))
         if lines[-1] == "loss.backward()":
             program = program.replace("    loss.backward()\n", "")
-        return program.replace(loss[0], textwrap.indent(body, "    "))
+        return program.replace(forward[0], textwrap.indent(body, "    ").rstrip() + "\n")
     if first.startswith("for micro_x, micro_y in zip(inputs"):
         step = "    loss = loss_of(model(inputs), labels)\n    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
         return _replace(program, step, textwrap.indent("\n".join(lines), "    ") + "\n")

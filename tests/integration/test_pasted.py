@@ -38,12 +38,17 @@ class Pasted(unittest.TestCase):
                                sys.executable, file], capture_output=True, text=True, cwd=self.folder, env=os.environ | environment)
 
     def peak(self, text, **environment):
-        result = self.run_program(text, "16TiB", **environment)
+        result = self.run_program(text, "16TiB", "-o", "whole.json", **environment)
         peaks = [line for line in result.stdout.splitlines() if line.startswith("PEAK")]
         if "in pack_to_cpu" in result.stderr and "cudaErrorMemoryAllocation" in result.stderr:
             raise NoHostMemory
         self.assertTrue(peaks, text + result.stderr[-2000:])
         return int(peaks[0].split()[1])
+
+    def workspace(self):
+        """At the peak of the newest whole run."""
+        report = json.loads((self.folder / "whole.json").read_text())
+        return report["devices"][report["main_device"]]["categories"]["workspace"]
 
     def fixes_of(self, name, program, peak):
         memory = int(peak * SHARES.get(name, 0.7)) + 200 * 2**20  # and the context
@@ -62,7 +67,7 @@ class Pasted(unittest.TestCase):
 
     def check(self, name):
         program, pasted = getattr(fix_programs, name.upper()), []
-        before = self.peak(fix_programs.as_it_is(program))
+        before, workspace = self.peak(fix_programs.as_it_is(program)), self.workspace()
         for fix in self.fixes_of(name, program, before):
             with self.subTest(f"{name}: {fix['label']}"):
                 self.check_code(program, fix)
@@ -84,8 +89,9 @@ class Pasted(unittest.TestCase):
                     self.assertGreaterEqual(before - peak, frees * (1 - TOLERANCE))
                 elif fix["at_least"]:
                     self.assertGreaterEqual(peak * 1.001, predicted)
-                else:
-                    self.assertLess(abs(peak - predicted), TOLERANCE * peak)
+                else:  # cuDNN takes another workspace for another type: a prediction leaves it as it is
+                    other = workspace if fix["id"].startswith("autocast") else 0
+                    self.assertLess(abs(peak - predicted), TOLERANCE * peak + other)
         return pasted
 
 

@@ -235,7 +235,8 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
   const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "autocast_bf16"));
-  CHECK(find(fixes, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+  const int64_t operand_of_softmax = 16_MiB;  // in float32, while it runs
+  CHECK(find(fixes, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB + operand_of_softmax);
 
   // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
   StepModel cut = model_of(step_allocations);
