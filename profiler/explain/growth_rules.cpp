@@ -616,8 +616,9 @@ Found name_collected(const ReasonFacts& facts, double part) {
   if (!found || !is_large(facts, found->share.bytes, part)) return {};
   const auto& [variable, name, share, beside] = *found;
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
-  if (is_data && share.largest->step == 0) return {};  // no results: batches that were moved before the loop
-  if (makes_values(share.made()) && share.largest->step == 0) return made_in_advance(*found);
+  if (is_data && share.largest->step == 0) return {};        // no results: batches that were moved before the loop
+  const bool is_idle = builds_graph(facts).value_or(false);  // a training step fills no cache
+  if (makes_values(share.made()) && share.largest->step == 0 && !is_idle) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
   std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
                                            is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)

@@ -462,11 +462,17 @@ std::vector<std::string> lines_for_enlarged(const Where& maker) {
   return {};  // those of the fix
 }
 
+/// A product that makes a batched operand contiguous before it multiplies.
+bool copies_operand(const Where& failed) {
+  return multiplies(failed) && is_one_of(failed.inner, {"aten::empty", "aten::empty_strided", "aten::clone"});
+}
+
 /// Scores of which only the size is known: a module or file that is named after attention multiplies, and makes by far more than anything
 /// else that lives.
 int64_t find_scores_by_name(const ReasonFacts& facts) {
   const std::optional<Expansion> found = find_expansion(facts);
   if (!found || !is_of_attention(found->failed) || found->failed.module.empty()) return 0;
+  if (copies_operand(found->failed)) return 0;
   const auto is_product = [](const Where& made) { return multiplies(made) && is_of_attention(made); };
   return found->find_maker(is_product, makes_attention_scores) == nullptr ? 0 : found->bytes;
 }

@@ -734,7 +734,7 @@ def fields(Pattern):
             "RUCAIBox/TextBox#265", memory=940, held_back=True),
         row("posttraining", "embed_pdf_pages", "batch_without_gradients", r"part",
             "illuin-tech/colpali#87", memory=700, held_back=True),
-        row("posttraining", "evaluate_enhancement", "all_pairs", r"as large as in the steps before|split",
+        row("posttraining", "evaluate_enhancement", "attention_scores", r"as large as in the steps before|split",
             "ruizhecao96/CMGAN#3", memory=1500, held_back=True),
         row("posttraining", "compress_recording", "batch_without_gradients", r"windows",
             "descriptinc/descript-audio-codec#22", memory=450, held_back=True),
