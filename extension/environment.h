@@ -26,6 +26,7 @@ inline constexpr char kNativeStacks[] = "OOMDIAG_NATIVE_STACKS";
 inline constexpr char kDriverStacks[] = "OOMDIAG_DRIVER_STACKS";
 /// MiB of the trace that hold the newest events; 256 where it is not set
 inline constexpr char kTraceMib[] = "OOMDIAG_TRACE_MIB";
+inline constexpr int64_t kUsualTraceMib = 256, kMaxTraceMib = int64_t{1} << 20;
 /// `1`: each step is recorded operator by operator, also where steps repeat
 inline constexpr char kEveryStep[] = "OOMDIAG_EVERY_STEP";
 /// `0`: neither CUPTI nor NVML is used: non-PyTorch memory is not recorded

@@ -135,6 +135,7 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
       if (line.contains("not_applied")) return line["not_applied"].get<std::string>();
       applied = true;
     }
+    // What ran out before it came so far is run again with more memory.
     if (!applied && !experiment.ran_out()) return fmt::format("{} found nothing to change", change.label);
   }
   if (!experiment.passed() && !experiment.ran_out()) return experiment.why;

@@ -32,12 +32,12 @@ std::string list_files(const std::vector<GpuEntry>& gpus) {
 constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
 
 void check_trace_size() {
-  constexpr int64_t kMaxMib = int64_t{1} << 20;
   const std::string text = environment(variables::kTraceMib);
   const std::optional<int64_t> mib = parse_whole_number(text);
-  if (text.empty() || (mib && *mib >= 1 && *mib <= kMaxMib)) return;
+  if (text.empty() || (mib && *mib >= 1 && *mib <= variables::kMaxTraceMib)) return;
   throw Error(ErrorKind::usage, fmt::format("{} is '{}'", variables::kTraceMib, text),
-              fmt::format("it takes a whole number of MiB, from 1 to {}; unset, 256 are kept", kMaxMib));
+              fmt::format("it takes a whole number of MiB, from 1 to {}; unset, {} are kept", variables::kMaxTraceMib,
+                          variables::kUsualTraceMib));
 }
 
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,

@@ -7,6 +7,8 @@
 #include <csignal>
 #include <map>
 
+#include "cli/process/signals.h"
+
 namespace oomdiag {
 namespace {
 
@@ -40,9 +42,7 @@ void restore_inherited_signals() {
 void end_by(int signal) {
   prctl(PR_SET_DUMPABLE, 0);
   set_handler(signal, SIG_DFL);
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, signal);
+  const sigset_t set = make_signals({signal});
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
   kill(getpid(), signal);
 }

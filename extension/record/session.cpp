@@ -165,7 +165,8 @@ void start_driver_books() {
 Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
-  budget.event_bytes = std::clamp<int64_t>(variables::number(variables::kTraceMib, 256), 0, 1 << 20) << 20;
+  const int64_t mib = variables::number(variables::kTraceMib, variables::kUsualTraceMib);
+  budget.event_bytes = std::clamp<int64_t>(mib, 0, variables::kMaxTraceMib) << 20;
   PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();

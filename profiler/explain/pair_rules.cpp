@@ -529,8 +529,7 @@ Found find_intermediate_of_product(const ReasonFacts& facts) {
   const std::optional<Expansion> found = find_expansion(facts);
   const Where where = failed_in(facts);
   const bool multiplies_elements = where.op == "aten::einsum" && where.inner == "aten::mul";
-  const bool copies = is_one_of(where.inner, {"aten::empty", "aten::empty_strided", "aten::clone"});
-  if (!found || !found->alike.empty() || (!multiplies_elements && !copies)) return {};
+  if (!found || !found->alike.empty() || (!multiplies_elements && !copies_operand(where))) return {};
   const std::string bytes = with_unit(requested_bytes(facts));
   return Reason{
       .id = {},

@@ -562,7 +562,7 @@ void visit_fields(auto& visit, Either<ReportOfDevice> auto& value) {
         value.non_pytorch);
   visit({"host_memory", "pinned memory of the host, and managed memory, which may be on either side"},
         value.host_memory);
-  visit({"pinned_host_memory", "by the 8 places that asked for most; PyTorch keeps such blocks for whoever asks next"},
+  visit({"pinned_host_memory", "by the 8 places that asked for most; PyTorch keeps such blocks for the next request"},
         value.pinned_host_memory);
   visit({"initialization_steps", "free memory that went when something was initialised, in order"},
         value.initialization_steps);

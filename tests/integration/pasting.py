@@ -52,7 +52,7 @@ def names_bound(code):
 
 
 def _names_unbound(code, program):
-    """Names that the lines, run at the top of the program, look for in vain: those of a head or of labels that stand for the reader's."""
+    """Names that the lines use and neither they nor the program define: `head` and `labels` stand for the reader's own."""
     tree = ast.parse(code)
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | names_bound(code)

@@ -51,7 +51,7 @@ Success take_back(Object object) {
   return destroy<char>(object);
 }
 
-/// One answer, to whoever has a place for it.
+/// Writes an answer where the caller asked for it; null: it did not.
 template <typename Value>
 Success give(std::type_identity_t<Value> value, Value* place) {
   if (place) *place = value;
