@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "extension/virtual_device/device_files/gpu.h"
+#include "extension/virtual_device/device_files/gpu.h"  // IWYU pragma: export: what a GpuEntry has
 
 namespace oomdiag {
 
