@@ -43,7 +43,8 @@ namespace oomdiag {
 ///                                                                           node_sequence: name of the tensor's shape, or 0;
 ///                                                                           address 0: a tensor of the host that keeps a graph
 ///                                                                           or is large,
-///                                                                           or, without a name, the search for them begins
+///                                                                           or, without a name, the search for them begins, or
+///                                                                           with kSearchCutShort ends
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
@@ -111,6 +112,7 @@ enum EventFlag : uint16_t {
   kCopiesDeeply = 2048,   ///< stack of an OOM: copy.deepcopy() runs, called by the innermost line
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
+  kSearchCutShort = 4,    ///< referrer without address and name: the search ends before it has come to all
   kGraphUnchanged = 1,    ///< graph_begin at an OOM: what the walk before it found still holds, and nothing follows
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };

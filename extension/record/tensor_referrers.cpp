@@ -39,29 +39,34 @@ const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& tensor) {
 void TensorReferrers::write() {
   if (api_.type_slot == nullptr || api_.is_tracked == nullptr) return;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
-  write_beginning();
+  write_mark(0);
   add_modules();
   add_traceback();
-  if (!write_reached(0, end)) return;
-  const auto next = static_cast<uint32_t>(reached_.size());
-  for (const PythonRef& frame : comprehensions_) add_frame(frame.get());
-  write_reached(next, end);
+  if (write_reached(0, end)) {
+    const auto next = static_cast<uint32_t>(reached_.size());
+    for (const PythonRef& frame : comprehensions_) add_frame(frame.get());
+    is_cut_ = !write_reached(next, end) || is_cut_;
+  } else {
+    is_cut_ = true;
+  }
+  if (is_cut_) write_mark(kSearchCutShort);
 }
 
 bool TensorReferrers::write_reached(uint32_t index, std::chrono::steady_clock::time_point end) {
-  for (; index < reached_.size() && written_ < kMaxEvents; ++index) {
-    if (std::chrono::steady_clock::now() > end) return false;
+  for (; index < reached_.size(); ++index) {
+    if (written_ >= kMaxEvents || std::chrono::steady_clock::now() > end) return false;
     write_tensor(index);
-    if (reached_.size() < kMaxObjects) follow(index);
+    follow(index);
   }
   return true;
 }
 
-// No variable refers to what was freed before.
-void TensorReferrers::write_beginning() {
+// No variable refers to what was freed before the first one.
+void TensorReferrers::write_mark(uint16_t flags) {
   for (uint32_t device = 0; device < session().device_count; ++device) {
     Event event = thread_state().event(EventKind::referrer);
     event.device = static_cast<uint8_t>(device);
+    event.flags = flags;
     session().writer().write(event);
   }
 }
@@ -152,7 +157,10 @@ void TensorReferrers::reach(PythonObject object, uint32_t parent, uint32_t root)
 
 int TensorReferrers::visit(PythonObject object, void* search) {
   auto& mine = *static_cast<TensorReferrers*>(search);
-  if (++mine.items_ > kMaxItems || mine.reached_.size() >= kMaxObjects) return 1;  // ends the traversal
+  if (++mine.items_ > kMaxItems || mine.reached_.size() >= kMaxObjects) {
+    mine.is_cut_ = true;
+    return 1;  // ends the traversal
+  }
   mine.reach(object, mine.followed_, mine.reached_[mine.followed_].root);
   return 0;
 }

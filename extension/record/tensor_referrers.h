@@ -24,7 +24,8 @@ namespace oomdiag {
 /// hold is all still there then.
 ///
 /// It follows references from the variables on, breadth first, by the function that each type has for Python's garbage
-/// collector: no Python code runs. Bounded by the constants below; a tensor that is not reached has no referrer.
+/// collector: no Python code runs. Bounded by the constants below, and the trace says where one of them ended the search; a tensor
+/// that is not reached has no referrer.
 class TensorReferrers {
  public:
   static constexpr size_t kMaxObjects = size_t{1} << 19;
@@ -54,8 +55,9 @@ class TensorReferrers {
     std::string name, place;  ///< "train.py", or "main (train.py:17)"
   };
 
-  void write_beginning();
-  /// What is reached from this index on, until the time is over; false where it was.
+  /// Of the search on each GPU: where it begins, or with kSearchCutShort where it ended too early.
+  void write_mark(uint16_t flags);
+  /// What is reached from this index on; false where a bound ended that.
   bool write_reached(uint32_t index, std::chrono::steady_clock::time_point end);
   void add_modules();
   std::string program() const;
@@ -90,6 +92,7 @@ class TensorReferrers {
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
+  bool is_cut_ = false;  ///< some object was not followed to all that it refers to
 };
 
 }  // namespace oomdiag

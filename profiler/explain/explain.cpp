@@ -207,7 +207,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves, may_build_graph(device));
-  find_referrers(device.referrers, findings.growths);
+  find_referrers(device.referrers, findings.growths, device.looked_for_referrers);
   if (device.failure) {
     FailureFacts facts = collect_facts(device, settings, gpu, findings.growths, step.need);
     facts.total_is_known = inputs.total_is_known;

@@ -183,7 +183,8 @@ bool Growth::leads_to_all_steps(int64_t nodes) const {
   return nodes * 4 >= made * 3;
 }
 
-void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
+void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths, bool are_all) {
+  constexpr int64_t kFewestOfSample = 16;
   for (Growth& growth : growths) {
     VariableCounts nodes, tensors;
     int64_t found = 0, blocks = 0;
@@ -197,7 +198,9 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
     // A name has one tensor: what two steps left it does not keep.
     const bool is_one_of_several = blocks > 1 && tensors.count_of_most() == 1 && !is_container(tensors.most());
-    const bool are_most = growth.kind == GrowthKind::growing_buffer || (found * 2 >= blocks && !is_one_of_several);
+    const bool is_sample = !are_all && found >= kFewestOfSample && tensors.count_of_most() * 4 >= found * 3;
+    const bool are_enough = found * 2 >= blocks || (is_sample && is_container(tensors.most()));
+    const bool are_most = growth.kind == GrowthKind::growing_buffer || (are_enough && !is_one_of_several);
     // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
     // variable that has those of the last step only does not keep the others. What a container has itself no graph keeps.
     const bool is_graph = growth.kind == GrowthKind::retained_graph && growth.leads_to_all_steps(nodes.count_of_most());

@@ -68,8 +68,9 @@ inline constexpr size_t kMaxGrowingPlaces = 10;
 std::vector<Growth> find_growth(const StepCurves& curves, bool may_be_graph = true);
 
 /// Says of each the variable of the program that keeps most of it: of a graph the one with most nodes, else the one with most
-/// tensors.
-void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths);
+/// tensors. `are_all`: the search for referrers came to its end; else they are a sample of those that there are, and a container
+/// that has most of the sample has most of all.
+void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths, bool are_all = true);
 
 /// Bytes that all of `growths` added since their first steps.
 int64_t sum_grown(const std::vector<Growth>& growths);

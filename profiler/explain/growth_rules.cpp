@@ -607,6 +607,15 @@ Reason made_in_advance(const Collected& found) {
                         "that in parts"}};
 }
 
+/// Whether the program optimizes its data, as an image, and no weight: what layers made of other data is kept for no backward pass.
+bool trains_data_alone(const ReasonFacts& facts) {
+  const auto is_trained_weight = [](const LiveBlock& block) {
+    return block.category == Category::parameter && block.trained && !block.name.empty();
+  };
+  return (wants_gradient_of_data(facts) || trains(facts)) &&
+         std::ranges::none_of(facts.device.state.blocks, is_trained_weight);
+}
+
 /// Those of a container that has at least this part of all.
 Found name_collected(const ReasonFacts& facts, double part) {
   constexpr int64_t kMany = 8;
@@ -623,6 +632,12 @@ Found name_collected(const ReasonFacts& facts, double part) {
   std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
                                            is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
                                                                     : fmt::format("{}[…] = output.cpu()", name))};
+  const bool is_of_graph = share.largest->category == Category::activation && trains_data_alone(facts);
+  if (is_of_graph)
+    how.insert(how.begin(),
+               fmt::format("with torch.no_grad():  # around what fills {}: nothing trains these weights, and their "
+                           "graph is kept with it",
+                           name));
   const bool is_cache = contains(name, "cache") || contains(name, "past_key");
   if (is_cache && builds_graph(facts).value_or(learns(facts)))
     how.insert(how.begin(),
@@ -642,7 +657,10 @@ Found name_collected(const ReasonFacts& facts, double part) {
       .id = {},
       .text = fmt::format("{}{} {} results{}{}: {}", variable,
                           beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")), share.count,
-                          is_of_step_before ? " of the step before" : "", at(share.made()), with_unit(share.bytes)),
+                          is_of_graph         ? ", its own and those of the graph behind them,"
+                          : is_of_step_before ? " of the step before"
+                                              : "",
+                          at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "results_to_host",
       .how = std::move(how)};

@@ -432,6 +432,25 @@ bool has_product(const ReasonFacts& facts, int64_t bytes) {
          });
 }
 
+/// Whether what the step made of as many elements may be scores of attention: distances are no input of a softmax, and are subtracted or sorted.
+bool may_be_scores(const ReasonFacts& facts, int64_t bytes) {
+  const auto is_softmax = [](const Where& made) {
+    return any_op(made, {"aten::softmax", "aten::_softmax", "aten::_safe_softmax", "aten::_masked_softmax"});
+  };
+  const auto is_of_others = [](const Where& made) {
+    return any_op(made,
+                  {"aten::sub", "aten::rsub", "aten::neg", "aten::topk", "aten::sort", "aten::sqrt", "aten::pow"});
+  };
+  bool has_softmax = is_softmax(failed_in(facts));
+  bool has_others = is_of_others(failed_in(facts)) && is_of_as_many(requested_bytes(facts), bytes);
+  for (const StepAllocation& block : facts.device.step_allocations.blocks) {
+    if (!is_of_as_many(block.requested_bytes, bytes)) continue;
+    has_softmax = has_softmax || is_softmax(block.made);
+    has_others = has_others || (is_of_others(block.made) && block.made.node.empty());
+  }
+  return has_softmax || !has_others;
+}
+
 std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product) {
   const bool of_columns = square.of_columns && !of_product, is_batched = any_op(where, {"aten::bmm"});
   std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
@@ -488,7 +507,8 @@ Found find_attention_scores(const ReasonFacts& facts) {
   Where made{};
   const OutOfMemory* failed = failure(facts);
   if (scores.largest != nullptr) {
-    if (!has_product(facts, scores.largest->requested_bytes)) return {};
+    const int64_t bytes = scores.largest->requested_bytes;
+    if (!has_product(facts, bytes) || (!is_of_attention(scores.made()) && !may_be_scores(facts, bytes))) return {};
     shape = fmt::format(", {}", scores.largest->shape);
     made = scores.made();
   } else if (failed != nullptr && makes_attention_scores(failed->where) &&
@@ -594,7 +614,7 @@ Found find_all_pairs(const ReasonFacts& facts) {
   const bool distances = are_distances && is_large(facts, failed->requested_bytes + matrix.bytes);
   const Where made_matrix = matrix.made();
   if (maker == nullptr && matrix.count > 0) maker = &made_matrix;
-  if (maker == nullptr && !distances) return {};
+  if (!distances && (maker == nullptr || !found)) return {};
   const bool of_product = distances || found->has_op(multiplies);
   Square square = found ? factor_result(facts, *found, of_product) : Square{};
   if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
@@ -622,21 +642,35 @@ Found find_all_pairs(const ReasonFacts& facts) {
                 .how = std::move(lines)};
 }
 
-// [atoms, atoms - 1, features], [batch, tokens, tokens, features]: each of a set with each other one, in layers that keep many of them.
+// [atoms, atoms - 1, features], [batch, tokens, tokens, features]: each of a set with each other one, in layers that keep many of them; or
+// [batch, points, points] that a product made.
 Found find_tensors_of_pairs(const ReasonFacts& facts) {
   constexpr int64_t kMany = 256;
-  const Share pairs = sum_blocks(facts, [](const LiveBlock& block) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr) return {};
+  Share pairs = sum_blocks(facts, [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
     for (size_t i = 0; i + 2 < shape.size(); ++i) {  // not the last two: images, and scores of attention, are as square
       if (shape[i] >= kMany && (shape[i + 1] == shape[i] || shape[i + 1] + 1 == shape[i])) return true;
     }
-    return false;
+    return is_square(shape) && !is_of_attention(block.made) && has_product(facts, block.requested_bytes);
   });
-  if (failure(facts) == nullptr || pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
+  if (pairs.largest == nullptr) return {};
+  const LiveBlock* const largest = pairs.largest;
+  if (is_square(
+          parse_shape(largest->shape))) {  // shapes are known of few; those of the line that failed are of its kind
+    pairs = sum_blocks(facts, [&](const LiveBlock& block) {
+      return is_data(block) && is_of_as_many(block.requested_bytes, largest->requested_bytes);
+    });
+    const bool asks = is_of_as_many(failed->requested_bytes, largest->requested_bytes);
+    pairs.bytes += asks ? failed->requested_bytes : 0;
+    pairs.count += asks ? 1 : 0;
+  }
+  if (pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(pairs.made()),
-                          pairs.count, pairs.largest->shape, with_unit(pairs.bytes)),
+      .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(largest->made),
+                          pairs.count, largest->shape, with_unit(pairs.bytes)),
       .bytes = pairs.bytes,
       .fix = "pairs_in_chunks",
       .how = {"i, j = (distance < cutoff).nonzero(as_tuple=True)  # the pairs that count, in place of all of them",

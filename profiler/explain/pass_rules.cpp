@@ -20,7 +20,6 @@
 #include "profiler/explain/what_if.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
-#include "profiler/package_paths.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
 #include "profiler/trace/stack_call.h"
@@ -41,6 +40,9 @@ struct KeptPasses {
 
   void add(const Where& made, int64_t block_bytes) {
     bytes += block_bytes;
+    Line& line = lines_[{made.module, made.op, made.source}];
+    ++line.count;
+    line.bytes += block_bytes;
     if (made.module.empty()) return;
     Equal& equal = equal_[{made.module, made.op, made.source, block_bytes}];
     equal.made = made;
@@ -57,9 +59,19 @@ struct KeptPasses {
       const int64_t times = known == layers.end() ? equal.count : (equal.count + known->second - 1) / known->second;
       if (times < count || (times == count && equal.last > last)) continue;
       count = times;
+      most_times_ = equal.count;
       last = equal.last;
       most = equal.made;
     }
+  }
+
+  /// What was made at least half as often as what was made most: by the turns of a loop, and not before or after it.
+  int64_t sum_of_turns() const {
+    int64_t sum = 0;
+    for (const auto& [maker, line] : lines_) {
+      if (line.count * 2 >= most_times_) sum += line.bytes;
+    }
+    return sum;
   }
 
   /// Of several ops, so that a graph keeps them.
@@ -70,6 +82,11 @@ struct KeptPasses {
     Where made{};
     int64_t count = 0;
     int64_t last = 0;  ///< the newest is the n-th of all
+  };
+
+  /// What one op of one line has made, of whatever size.
+  struct Line {
+    int64_t count = 0, bytes = 0;
   };
 
   /// By which count_layers() has it: a model itself, which is called by its class, is above all layers.
@@ -101,7 +118,9 @@ struct KeptPasses {
   }
 
   std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, Equal> equal_;
+  std::map<std::tuple<std::string_view, std::string_view, std::string_view>, Line> lines_;
   int64_t added_ = 0;
+  int64_t most_times_ = 0;  ///< that `most` was made
 };
 
 /// How often the step came to the op that its graph begins with: at most so many forward passes. A layer that is used several
@@ -161,14 +180,6 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
   return kept.has_layers() ? kept : KeptPasses{};  // a result alone may be detached
 }
 
-bool is_of_package(const StackCall& call) { return is_in_package(call.place); }
-
-/// "train(), train.py:40"; of what is no function the line alone.
-std::string name_call(const StackCall& call) {
-  if (call.function.starts_with('<')) return std::string(call.short_place());
-  return fmt::format("{}(), {}", call.function, call.short_place());
-}
-
 /// The call of the failing stack that is named as those of evaluations are, or the end. What a package calls so may be a part of its
 /// training, as evaluate_actions() and extract_features() of reinforcement learning are.
 auto find_evaluation(const std::vector<StackCall>& calls) {
@@ -184,14 +195,6 @@ auto find_other_caller(const std::vector<StackCall>& calls, std::string_view fir
     const bool is_named = !one.function.empty() && !first.empty() && !is_of_package(one);
     return is_named && std::ranges::find(first, one.function, &StackCall::function) == first.end();
   });
-}
-
-/// Who calls the outermost module that runs; where none does, the line that failed.
-std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed) {
-  const auto is_of_torch = [](const StackCall& one) { return one.function == "_call_impl"; };
-  const auto outermost = std::find_if(calls.rbegin(), calls.rend(), is_of_torch).base();
-  const auto caller = std::find_if_not(outermost, calls.end(), is_of_package);
-  return outermost == calls.begin() || caller == calls.end() ? short_place(failed) : name_call(*caller);
 }
 
 /// How many forward passes the step before the failing one had, which ended with backward; 0 where none is known.
@@ -391,7 +394,9 @@ Found find_unrolled_sequence(const ReasonFacts& f) {
   // It trains by another caller, or by far fewer turns.
   if (find_other_caller(calls, failure.first_stack) != calls.end()) return {};
   if (turns_more_than_training(f, kept)) return {};
-  if (kept.turns < kFewestTurns || !is_large(f, kept.bytes, kWorthNaming)) return {};
+  const int64_t bytes = kept.sum_of_turns();
+  constexpr double kMostOfAll = 0.4;  // else what is made once for the whole sequence takes more
+  if (kept.turns < kFewestTurns || !is_large(f, bytes, has_cell ? kWorthNaming : kMostOfAll)) return {};
   std::vector<std::string> how;  // of positions: the row's
   if (!has_cell && !is_recurrent(kept.most)) {
     how = {
@@ -402,8 +407,8 @@ Found find_unrolled_sequence(const ReasonFacts& f) {
   return Reason{.id = {},
                 .text = fmt::format(
                     "{} turns of a loop{} run before backward(): the graphs of all of them hold {} ({})", kept.turns,
-                    how.empty() ? " (positions of a sequence)" : "", with_unit(kept.bytes), short_place(kept.most)),
-                .bytes = kept.bytes,
+                    how.empty() ? " (positions of a sequence)" : "", with_unit(bytes), short_place(kept.most)),
+                .bytes = bytes,
                 .fix = "truncated_backward",
                 .how = std::move(how)};
 }

@@ -14,9 +14,11 @@
 #include "profiler/explain/reasons.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
+#include "profiler/package_paths.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
+#include "profiler/trace/stack_call.h"
 
 namespace oomdiag {
 
@@ -41,6 +43,36 @@ const Growth* leading_growth(const ReasonFacts& facts) {
   const bool large = !facts.growths.empty() && (is_large(facts, facts.growths.front().grown_bytes, 0.2) ||
                                                 is_large(facts, sum_grown(facts.growths), 0.4));
   return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
+}
+
+bool is_of_package(const StackCall& call) { return is_in_package(call.place); }
+
+std::string name_call(const StackCall& call) {
+  if (call.function.starts_with('<')) return std::string(call.short_place());
+  return fmt::format("{}(), {}", call.function, call.short_place());
+}
+
+namespace {
+
+/// The call of the user's program that leads to the outermost module, or null.
+const StackCall* find_call_of_model(const std::vector<StackCall>& calls) {
+  const auto is_of_torch = [](const StackCall& one) { return one.function == "_call_impl"; };
+  const auto outermost = std::find_if(calls.rbegin(), calls.rend(), is_of_torch).base();
+  const auto caller = std::find_if_not(outermost, calls.end(), is_of_package);
+  return outermost == calls.begin() || caller == calls.end() ? nullptr : &*caller;
+}
+
+}  // namespace
+
+std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed) {
+  const StackCall* const caller = find_call_of_model(calls);
+  return caller == nullptr ? short_place(failed) : name_call(*caller);
+}
+
+bool has_other_caller(const OutOfMemory& failed) {
+  const std::vector<StackCall> calls = parse_stack(failed.stack), first = parse_stack(failed.first_stack);
+  const StackCall *const now = find_call_of_model(calls), *const then = find_call_of_model(first);
+  return now != nullptr && then != nullptr && now->place != then->place;
 }
 
 bool learns(const ReasonFacts& facts) {

@@ -11,6 +11,7 @@
 #include "profiler/explain/growth.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/stack_call.h"
 
 // What several rows of kReasons look at.
 
@@ -62,6 +63,18 @@ inline Share sum_category(const ReasonFacts& facts, Category category) {
 
 /// The growth that stands first, if it or all of them hold a large part; else null.
 const Growth* leading_growth(const ReasonFacts& facts);
+
+/// Whether the call is one of a package, and none of the user's program.
+bool is_of_package(const StackCall& call);
+
+/// "train(), train.py:40"; of what is no function the line alone.
+std::string name_call(const StackCall& call);
+
+/// Who calls the outermost module that runs; where none does, the line that failed.
+std::string find_caller_of_model(const std::vector<StackCall>& calls, const Where& failed);
+
+/// Whether another line of the program calls the model than the one by which the failing line was first reached: training, mostly.
+bool has_other_caller(const OutOfMemory& failed);
 
 /// Whether the program trains, has run backward, or builds a graph.
 bool learns(const ReasonFacts& facts);

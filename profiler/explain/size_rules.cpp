@@ -397,14 +397,21 @@ Found find_larger_step(const ReasonFacts& facts) {
           : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};
+  const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {
+    return block.is_of_step() && block.made.source == failed->where.source;
+  });
+  const bool is_of_training = was_in_step_before && !has_other_caller(*failed);
   if (in_graph)
-    lines.emplace_back("with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
+    lines.insert(is_of_training ? lines.end() : lines.begin(),
+                 "with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
   return Reason{
       .id = {},
-      .text = fmt::format("this step works on more at once: results of its layers are {:.{}f} times as large as in the "
-                          "step before, {} so far ({})",
-                          times, times < 10 ? 1 : 0, with_unit(work.bytes + failed->requested_bytes),
-                          short_place(failed->where)),
+      .text = fmt::format(
+          "this step works on more at once: results of its layers are {:.{}f} times as large as in the "
+          "step before, {} so far ({}{})",
+          times, times < 10 ? 1 : 0, with_unit(work.bytes + failed->requested_bytes), short_place(failed->where),
+          has_other_caller(*failed) ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where)
+                                    : ""),
       .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
       .fix = "as_much_as_before",
       .how = std::move(lines)};

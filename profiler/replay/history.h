@@ -345,7 +345,8 @@ struct DeviceHistory {
   StepCurves curves{};
   std::vector<Referrer> referrers{};
   std::vector<Referrer> host_tensors{};  ///< the same of large tensors of the host that keep no graph
-  bool looked_for_referrers = false;     ///< as memory ran out or grew; without any, no variable leads to a tensor
+  /// As memory ran out or grew, to the end: no variable leads to a tensor without one.
+  bool looked_for_referrers = false;
   StepAllocations step_allocations{};
   /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
   /// blocks that never died are what the failing step began with.

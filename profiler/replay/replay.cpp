@@ -85,7 +85,8 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                       .context = maker.context});
     }
     const OutOfMemory* failure = replayed.failure ? &*replayed.failure : nullptr;
-    replayed.looked_for_referrers = !replayed.referrers.empty() || (failure != nullptr && trace.process.python_ended);
+    replayed.looked_for_referrers =
+        !device.search_was_cut && (!replayed.referrers.empty() || (failure != nullptr && trace.process.python_ended));
     replayed.step_allocations = read_step(trace, followed, device, device.step, failure);
     if (has_complete_step(trace, prescan, device)) {
       replayed.complete = read_step(trace, followed, device, device.complete, nullptr);

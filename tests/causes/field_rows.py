@@ -1011,4 +1011,8 @@ def fields(Pattern):
         row("companions", "describe_picture", "attention_scores", r"sdpa", "", memory=900),
         row("companions", "chat_with_visitors", "kept_tensors", r"sessions\.pop", "", memory=900),
         row("companions", "search_sizes", "kept_tensors", r"clear|\.cpu\(\)", "", memory=500),
+        row("companions", "train_point_clouds", "all_pairs", r"split|chunk", "", memory=1150),
+        row("companions", "transfer_style", "kept_tensors", r"no_grad", "", memory=900),
+        row("companions", "fill_replay_buffer", "kept_tensors", r"frames\.append\(.*\.cpu\(\)", "", memory=1600),
+        row("companions", "show_samples", "larger_step", r"no_grad", "", memory=900),
     ]

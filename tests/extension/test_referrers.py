@@ -40,6 +40,12 @@ KEEPERS = {
         for i in range(8):
             kept[i] = (i, torch.ones(1024, 256, device="cuda"))
             model.outputs.append(step(model, optimizer)[0].detach())""",
+    # More than the search comes to: what it has found tells for the rest.
+    ("deque 'buffer' in program.py",): """
+        buffer = collections.deque()
+        for i in range(8):
+            for _ in range(3_000): buffer.append((i, torch.ones(64, device="cuda")))
+            step(model, optimizer)""",
     ("list 'meter.history' in train (program.py:20)",): """
         def train(meter):
             for _ in range(8):

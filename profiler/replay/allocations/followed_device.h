@@ -47,6 +47,7 @@ struct FollowedDevice {
   StepCollector complete{};  ///< likewise
   std::vector<ReferrerEvents> referrers{};
   uint64_t searched_at = kNoEvent;  ///< index of the first of these
+  bool search_was_cut = false;      ///< some tensors of variables are not among them
 };
 
 }  // namespace oomdiag

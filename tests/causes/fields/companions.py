@@ -1,4 +1,7 @@
 """Programs of ordinary users, after none in particular: distillation, chat models, pictures, a search for sizes."""
+import collections
+import random
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -145,3 +148,117 @@ def search_sizes(fixed=False):
 
     study.optimize(objective, n_trials=60)
     return len(study.trials)
+
+
+# A network of point clouds looks for the nearest neighbours of each point in every layer, by all distances.
+
+def nearest(x, count):
+    inner = -2 * x.transpose(2, 1) @ x
+    square = (x ** 2).sum(1, keepdim=True)
+    return (-square - inner - square.transpose(2, 1)).topk(count, -1)[1]
+
+
+def nearest_by_part(x, count):
+    return torch.cat([torch.cdist(part, x.transpose(2, 1)).topk(count, -1, largest=False)[1]
+                      for part in x.transpose(2, 1).split(128, 1)], 1)
+
+
+class PointNetwork(nn.Module):
+    def __init__(self, find, count=20):
+        super().__init__()
+        self.find, self.count = find, count
+        self.layers = nn.ModuleList(nn.Conv2d(2 * wide, 96, 1, bias=False) for wide in (3, 96))
+        self.head = nn.Linear(96, 40)
+
+    def gather(self, x):
+        b, c, n = x.shape
+        with torch.no_grad():
+            chosen = self.find(x, self.count) + torch.arange(b, device=x.device).view(-1, 1, 1) * n
+        points = x.transpose(2, 1).reshape(b * n, c)
+        around = points[chosen.view(-1)].view(b, n, self.count, c)
+        points = points.view(b, n, 1, c).expand_as(around)
+        return torch.cat((around - points, points), 3).permute(0, 3, 1, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.relu(layer(self.gather(x))).max(-1)[0]
+        return self.head(x.max(-1)[0])
+
+
+def train_point_clouds(fixed=False):
+    model = PointNetwork(nearest_by_part if fixed else nearest).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        points, labels = torch.randn(2, 3, 6000).cuda(), torch.randint(0, 40, (2,)).cuda()
+        loss = F.cross_entropy(model(points), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.shape
+
+
+# A picture is optimized; the features that it shall have keep the graph of the network that made them.
+
+def transfer_style(fixed=False):
+    widths = (3, 32, 32, 64, 64)
+    network = nn.Sequential(*[layer for a, b in zip(widths, widths[1:])
+                              for layer in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())]).cuda().eval()
+
+    def features(x):
+        kept = []
+        for layer in network:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                kept.append(x)
+        return kept
+
+    with torch.set_grad_enabled(not fixed):
+        content = features(torch.rand(1, 3, 608, 608).cuda())
+    picture = torch.rand(1, 3, 608, 608).cuda().requires_grad_()
+    optimizer = torch.optim.Adam([picture], 0.01)
+    for _ in range(3):
+        loss = sum(F.mse_loss(a, b) for a, b in zip(features(picture), content))
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    return loss.shape
+
+
+# A buffer of frames to learn from lies on the GPU.
+
+def fill_replay_buffer(fixed=False):
+    network = nn.Sequential(nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(6400, 6)).cuda()
+    optimizer, frames = torch.optim.Adam(network.parameters()), collections.deque(maxlen=100_000)
+    frame = torch.rand(1, 4, 84, 84).cuda()
+    for number in range(20_000):
+        following = torch.rand(1, 4, 84, 84, device="cuda")
+        frames.append((frame.cpu() if fixed else frame, number % 6, following.cpu() if fixed else following))
+        frame = following
+        if number % 200 == 199:
+            batch = random.sample(frames, 32)
+            chosen = torch.tensor([action for _, action, _ in batch]).cuda()
+            states = torch.cat([before for before, _, _ in batch]).cuda()
+            loss = F.smooth_l1_loss(network(states).gather(1, chosen[:, None])[:, 0], torch.rand(32).cuda())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return loss.shape
+
+
+# After an epoch the decoder makes as many pictures as training never has at once.
+
+def show_samples(fixed=False):
+    def up(a, b):
+        return nn.Sequential(nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(a, b, 3, 1, 1))
+
+    encoder = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.SiLU(), nn.Conv2d(16, 32, 4, 4)).cuda()
+    decoder = nn.Sequential(up(32, 64), up(64, 32), up(32, 16), up(16, 3)).cuda()
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    for _ in range(3):
+        pictures = torch.rand(2, 3, 256, 256).cuda()
+        loss = F.mse_loss(decoder(encoder(pictures)), pictures)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.set_grad_enabled(not fixed):
+        return decoder(torch.randn(96, 32, 16, 16).cuda()).shape

@@ -212,6 +212,17 @@ TEST_CASE("growth is kept by the variable that refers to most of its tensors", "
   CHECK(growths[0].referrer == "list 'history' in train.py");
 }
 
+TEST_CASE("a container that has most of what a search came to before it was cut short keeps the growth",
+          "[explain][growth]") {
+  const Where frame{.op = "aten::rand", .source = "dqn.py:11"};
+  std::vector<Growth> growths{{.kind = GrowthKind::kept_tensors, .places = {{.where = frame, .blocks = 60'000}}}};
+  const std::vector<Referrer> found(20, {.variable = "deque 'buffer' in dqn.py", .made = frame});
+  find_referrers(found, growths);
+  CHECK(growths[0].referrer.empty());
+  find_referrers(found, growths, false);
+  CHECK(growths[0].referrer == "deque 'buffer' in dqn.py");
+}
+
 TEST_CASE("a graph that grows is kept by the variable with most of its nodes", "[explain][growth]") {
   std::vector<Growth> growths{{.kind = GrowthKind::retained_graph}};
 

@@ -533,7 +533,16 @@ TEST_CASE("layers that work on more than in the step before", "[explain][reasons
   DeviceHistory device = at_oom({result, result});
   device.complete = {.step = 4, .blocks = results(8_MiB)};
   device.step_allocations = {.step = 5, .blocks = results(64_MiB)};
-  CHECK(reason_of(device) == "larger_step");
+  device.failure->where.source = "a.py:3";
+  device.step_allocations.blocks.push_back(graph_block("0", 1_MiB));
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "larger_step");
+  CHECK(reason->how.front().starts_with("with torch.no_grad():"));  // no step before came to this line
+  for (StepAllocation& block : device.complete.blocks) block.made.source = "a.py:3";
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->how.back().starts_with("with torch.no_grad():"));
   device.complete.blocks = results(64_MiB);
   CHECK(reason_of(device).empty());
 }
@@ -1299,6 +1308,13 @@ TEST_CASE("turns of a loop within one pass are an unrolled sequence, whatever it
   device.state.blocks.push_back(parameter("0.act.weight", true));
   device.step_allocations = {.step = 5, .blocks = {begin}};
   CHECK(reason_of(device) == "unrolled_sequence");
+  LiveBlock whole = kept_activation(8_GiB, 5);  // made once, for all turns
+  whole.made.op = "aten::exp";
+  device.state.blocks.push_back(whole);
+  device.state.allocated_bytes += whole.bytes;
+  CHECK(reason_of(device) != "unrolled_sequence");
+  device.state.blocks.pop_back();
+  device.state.allocated_bytes -= whole.bytes;
   device.step_allocations.blocks.assign(20, begin);  // the whole model ran as often
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
 }
@@ -2500,6 +2516,44 @@ TEST_CASE("a matrix of distances that lives is all pairs, whatever is made of it
   CHECK(reason->text == "all pairs at once at knn.py:8: a result of 100.00 MiB");
   device.state.blocks.front().made.op = "aten::mul";
   CHECK(reason_of(device) != "all_pairs");
+}
+
+TEST_CASE("a small matrix of distances beside larger data is no reason", "[explain][reasons]") {
+  const LiveBlock matrix{.bytes = 1_MiB,
+                         .requested_bytes = 1_MiB,
+                         .category = Category::output,
+                         .made = {.op = "aten::cdist", .source = "knn.py:8"}};
+  const LiveBlock features{
+      .bytes = 400_MiB, .requested_bytes = 400_MiB, .category = Category::output, .made = {.op = "aten::cat"}};
+  DeviceHistory device = at_oom({matrix, features});
+  device.failure->where = {.op = "aten::add", .source = "knn.py:9"};
+  device.failure->requested_bytes = 1_MiB;
+  CHECK(reason_of(device) != "all_pairs");
+}
+
+TEST_CASE("distances of all points of a batch are pairs, and no scores of attention", "[explain][reasons]") {
+  constexpr int64_t kBytes = int64_t{2} * 6000 * 6000 * 4;
+  const LiveBlock inner{.bytes = kBytes,
+                        .requested_bytes = kBytes,
+                        .category = Category::output,
+                        .made = {.op = "aten::mul", .module = "PointNetwork", .source = "knn.py:5"},
+                        .shape = "[2, 6000, 6000] float32"};
+  const LiveBlock features{.bytes = 200_MiB,
+                           .requested_bytes = 200_MiB,
+                           .category = Category::activation,
+                           .made = {.op = "aten::conv2d", .module = "layers.0", .source = "knn.py:12"}};
+  DeviceHistory device = at_oom({inner, features});
+  device.failure->where = {.op = "aten::sub", .module = "PointNetwork", .source = "knn.py:7"};
+  device.failure->requested_bytes = kBytes;
+  device.step_allocations.step = 1;
+  device.step_allocations.blocks = {
+      {.bytes = kBytes, .requested_bytes = kBytes, .born = 1, .made = {.op = "aten::matmul"}}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "all pairs at once at knn.py:5: 2 tensors as [2, 6000, 6000] float32, rows × rows, 549.32 MiB in all");
+  device.failure->where.op = "aten::softmax";
+  CHECK(reason_of(device) == "attention_scores");
 }
 
 TEST_CASE("a model in evaluation mode that nobody trains has too large a batch, with a graph or without",
