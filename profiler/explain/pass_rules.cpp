@@ -65,11 +65,13 @@ struct KeptPasses {
     }
   }
 
-  /// What was made at least half as often as what was made most: by the turns of a loop, and not before or after it.
+  /// What was made about as often as what was made most: by the turns of a loop, each of which may make that several times, and not
+  /// before or after it.
   int64_t sum_of_turns() const {
+    constexpr int64_t kMostPerTurn = 8;
     int64_t sum = 0;
     for (const auto& [maker, line] : lines_) {
-      if (line.count * 2 >= most_times_) sum += line.bytes;
+      if (line.count * kMostPerTurn >= most_times_) sum += line.bytes;
     }
     return sum;
   }
