@@ -14,6 +14,7 @@
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/stack_call.h"
 
 // Rows of kReasons about data: what of it lies on the GPU, how it is coded, and how much of it goes through a model at once.
 
