@@ -10,6 +10,8 @@
 #include "cli/experiments/experiment.h"
 #include "cli/launch/ranks.h"
 #include "cli/process/launcher.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/reasons.h"
 #include "profiler/report/report.h"
 
@@ -29,50 +31,20 @@ struct Target {
   std::string batch_words{};         ///< of the program's command line, with {batch} in them: "--batch-size {batch}"
 };
 
-/// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.
-struct ProgramProfile {
-  /// A module that is one of several alike, and can be run again in backward.
-  struct Block {
-    std::string container, path;
-    int64_t leaves = 0;       ///< modules without children in it
-    int64_t ops = 0;          ///< that autograd recorded of a call; 0 = not seen
-    int64_t saved_bytes = 0;  ///< what autograd keeps of it
-    bool operator==(const Block&) const = default;
-  };
-  std::vector<Block> blocks{};  ///< in their order
-  int64_t leaves = 0;           ///< modules without children
-  int64_t relus = 0, convolutions = 0, bytes_of_float32 = 0;
-  bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
-  bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
-  bool has_adam = false;                  ///< torch.optim.Adam or AdamW
-  bool has_8bit = false;                  ///< a package that brings optimizers of 8 bits
-  std::string sequential{};               ///< path of the nn.Sequential with most plain layers; empty: the model itself
-  int64_t layers = 0;                     ///< of it
-  std::string batch_option{};             ///< of its command line, "--batch-size"; empty: it takes none
-  int64_t batch_of_option = 0;            ///< its value
-  int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
-  int64_t loader_batch = 0;               ///< the largest of a DataLoader
-  std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
-
-  bool operator==(const ProgramProfile&) const = default;
-};
+/// What look.py reported; nothing where it cannot be read.
 ProgramProfile read_profile(const std::vector<nlohmann::json>& reported);
 
 /// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
 /// a checkpoint must do without) does not count.
 bool same_shapes(const nlohmann::json& a, const nlohmann::json& b);
 
-/// What a change costs, to order by.
-inline constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerBatches = 3;
-
 /// One change to the program.
 struct Change {
-  std::string id;     ///< of the fix, as in the report and in OOMDIAG_FIXES
+  std::string id;     ///< of the fix, as in the report
   std::string group;  ///< of several in a group only one can be
   std::string label;
-  int cost = kNoWork;
+  FixCost cost = FixCost::none;
   bool changes_numerics = false;
-  bool changes_batch = false;
   double extra_forward = 0;                 ///< share of the modules of forward that run again
   std::optional<int64_t> recomputed_ops{};  ///< of autograd that run again in each backward; nullopt = not seen
   nlohmann::json settings{};                ///< of the injected module; null = not injected
@@ -84,11 +56,11 @@ struct Change {
   std::string missing{};  ///< what it needs and is not there: it is not run
   bool cures = false;     ///< what is behind the failure: it is run on the GPU first
 
-  bool accumulates() const { return id.starts_with("accumulate"); }
+  bool changes_batch() const { return group == "batch"; }
   bool offloads_blocks() const { return id == "offload_blocks"; }
-  /// Of oomdiag_fixes: one for any number of micro-batches.
-  std::string module() const { return accumulates() ? "accumulate" : id; }
 };
+/// The change that the row of `id` describes (profiler/explain/fixes.h). How it is made is for the caller.
+Change change_of(std::string id);
 
 /// What a step of a run does and takes; the time is modelled (profiler/cost/time_model.h).
 struct StepCost {
@@ -148,13 +120,9 @@ struct Fixed {
   bool helped() const;
 };
 
-/// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the GPU.
+/// What might help, cures first, then the cheapest. `whole` is the report on the whole run, its fixes judged by the GPU.
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before);
-
-/// Of a cure of the failure that a module of oomdiag_fixes can make in the unchanged program; what none can make is in
-/// code_changes.
-std::vector<Change> list_cures(const Before& before);
 
 /// Whether an option of a program is its batch size: "--batch-size", "-b", "train.batch_size"; not that of an evaluation.
 bool names_batch(std::string_view option);
@@ -180,8 +148,6 @@ Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size
 /// `available`. Each is taken to save by the share of what it keeps.
 std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t available);
 Change expandable_segments();
-/// One that a module of oomdiag_fixes makes in the unchanged program, as its row in kFixes describes it.
-Change injected(std::string id);
 
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
 /// the product of their shares.

@@ -17,8 +17,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
-constexpr int64_t kFewestLayers = 4;      ///< of an nn.Sequential that is cut into parts
+constexpr int64_t kFewestLayers = 4;  ///< of an nn.Sequential that is cut into parts
 
 std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   for (const ReportOfDevice& device : whole.devices) {
@@ -29,36 +28,12 @@ std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   return std::nullopt;
 }
 
-int to_order(FixCost cost) {
-  switch (cost) {
-    case FixCost::setting:
-    case FixCost::none:
-      return kNoWork;
-    case FixCost::less_precise:
-      return kLessPrecise;
-    case FixCost::recomputation:
-      return kForwardAgain;
-    case FixCost::smaller_batches:
-    case FixCost::other_hardware:
-    case FixCost::other_training:
-      return kSmallerBatches;
-  }
-  return kSmallerBatches;
-}
-
-/// The change that the row of `id` in kFixes describes. How it is made is for the caller.
-Change change_of(std::string id) {
-  const FixRow* const row = find_fix(id);
-  if (row == nullptr) throw std::logic_error("no row of kFixes: " + id);
-  return {.id = std::move(id),
-          .group = std::string(row->group),
-          .label = std::string(row->label),
-          .cost = to_order(row->cost),
-          .changes_numerics = row->changes_numerics};
+int compute_major_of(const Target& target) {
+  return target.device.gpus.empty() ? 0 : target.device.gpus.front().capability.major;
 }
 
 const char* autocast_of(const Target& target) {
-  return has_bfloat16(target.device.gpus.front().capability.major) ? "autocast_bf16" : "autocast_fp16";
+  return has_bfloat16(compute_major_of(target)) ? "autocast_bf16" : "autocast_fp16";
 }
 
 std::string with_setting(const char* variable, const std::string& setting) {
@@ -97,38 +72,47 @@ bool is_peak_of_activations(const Report& whole) {
   return all == 0 || activations * kPart > all;
 }
 
-void add_of_modules(std::vector<Change>& changes, const ProgramProfile& profile, const Report& whole,
-                    const Target& target, bool grows) {
-  const bool backward = peak_of(whole, Phase::backward) > 0;
-  if (!backward) changes.push_back(injected("no_grad"));
-  if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place"));
-  if (profile.bytes_of_float32 > 0 && !profile.has_autocast && is_peak_of_activations(whole))
-    changes.push_back(injected(autocast_of(target)));
-  if (!profile.blocks.empty() && backward) {
+ProgramFacts facts_of(const Target& target, const ProgramProfile& profile, const Report& whole, const Before& before) {
+  return {.profile = profile,
+          .runs_backward = peak_of(whole, Phase::backward) > 0,
+          .grows = before.grows,
+          .activations_count = is_peak_of_activations(whole),
+          .optimizer_peak_bytes = peak_of(whole, Phase::optimizer),
+          .available_bytes = before.available_bytes,
+          .compute_major = compute_major_of(target),
+          .failing_step = before.failing_step,
+          .reason = before.reason,
+          .stack = before.stack};
+}
+
+/// What the Python modules of the fixes may do for the program, as their rows say.
+void add_of_modules(std::vector<Change>& changes, const ProgramFacts& program) {
+  for (const FixRow& row : list_fixes()) {
+    if (!row.has_module) continue;
+    const bool is_cure = row.cures_reason && program.reason && program.reason->fix == row.id;
+    const auto module = row.configure != nullptr ? row.configure(program) : unless(!is_cure);
+    if (!module) continue;
+    Change change = change_of(std::string(row.id) + (module->variant.empty() ? "" : "_" + module->variant));
+    change.settings = module->settings;
+    change.missing = module->missing;
+    changes.push_back(std::move(change));
+  }
+  std::ranges::stable_partition(changes, &Change::cures);
+}
+
+void add_of_blocks(std::vector<Change>& changes, const ProgramFacts& program) {
+  const ProgramProfile& profile = program.profile;
+  if (!profile.has_root || !program.runs_backward) return;
+  if (!profile.blocks.empty()) {
     changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
-  } else if (profile.layers >= kFewestLayers && backward) {
+  } else if (profile.layers >= kFewestLayers) {
     changes.push_back(checkpoint_layers(profile));
-  }
-  if (backward && !grows)  // it would grow on the host
-    changes.push_back(injected("offload_activations"));
-  if (profile.logits >= kManyLogits && backward) {
-    changes.push_back(injected("chunked_cross_entropy"));
-  }
-  if (profile.convolutions > 0) {
-    changes.push_back(injected("channels_last"));
   }
 }
 
 void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile, const Target& target) {
-  if (profile.loader_batch > 1 && profile.loader_batch % 2 == 0 && profile.has_optimizer) {
-    Change change = injected("accumulate_2");
-    change.settings = {{"batches", 2}};
-    change.changes_batch = true;
-    changes.push_back(change);
-  }
   if (target.accumulates && target.batch >= 2) {
     Change change = change_of("accumulate_2");
-    change.changes_batch = true;
     change.added = {"--accumulate", "2"};
     change.lines = {"--accumulate 2"};
     changes.push_back(change);
@@ -138,7 +122,6 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
     const int64_t batch = *target.batch / parts;
     Change change = change_of(parts == 2 ? "half_batch" : fmt::format("batch_{}", batch));
     change.label = fmt::format("batch {}", batch);  // the number that was run
-    change.changes_batch = true;
     change.batch = batch;
     const std::string words = target.batch_words.empty() ? "batch = {batch}" : target.batch_words;
     change.lines = {words.substr(0, words.find("{batch}")) + std::to_string(batch)};
@@ -150,7 +133,6 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
     if (batch < 1) continue;
     Change change = change_of(parts == 2 ? "half_batch" : fmt::format("batch_{}", batch));
     change.label = fmt::format("{} {}", profile.batch_option, batch);
-    change.changes_batch = true;
     change.added = {profile.batch_option, std::to_string(batch)};
     change.lines = {change.label};
     changes.push_back(change);
@@ -159,10 +141,15 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
 
 }  // namespace
 
-Change injected(std::string id) {
-  Change change = change_of(std::move(id));
-  change.settings = nlohmann::json::object();
-  return change;
+Change change_of(std::string id) {
+  const FixRow* const row = find_fix(id);
+  if (row == nullptr) throw std::logic_error("no row of a fix: " + id);
+  return {.id = std::move(id),
+          .group = std::string(row->group),
+          .label = std::string(row->label),
+          .cost = row->cost,
+          .changes_numerics = row->changes_numerics,
+          .cures = row->cures_reason};
 }
 
 Change expandable_segments() {
@@ -205,8 +192,7 @@ ProgramProfile read_profile(const std::vector<nlohmann::json>& reported) try {
     profile.has_root = true;
     profile.is_trained |= root["trained"].get<bool>();
     profile.has_autocast |= root["autocast"].get<bool>();
-    profile.relus += root["relus"].get<int64_t>();
-    profile.convolutions += root["convolutions"].get<int64_t>();
+    for (const auto& [of_class, count] : root["modules"].items()) profile.modules[of_class] += count.get<int64_t>();
     profile.bytes_of_float32 += root["bytes_of_float32"].get<int64_t>();
     if (root["leaves"].get<int64_t>() <= profile.leaves)
       continue;  // of several networks the largest is cut into blocks
@@ -234,21 +220,11 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
 
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before) {
-  std::vector<Change> changes = list_cures(before);
+  const ProgramFacts program = facts_of(target, profile, whole, before);
+  std::vector<Change> changes;
   if (before.allocated_bytes <= before.available_bytes) changes.push_back(expandable_segments());
-  if (profile.keeps_gradients) {
-    changes.push_back(injected("set_to_none"));
-  }
-  if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.available_bytes) {
-    changes.push_back(injected("foreach_off"));
-    changes.push_back(injected("fused_optimizer"));
-  }
-  if (profile.has_adam) {
-    changes.push_back(injected("adam_8bit"));
-    if (!profile.has_8bit)
-      changes.back().missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes";
-  }
-  if (profile.has_root) add_of_modules(changes, profile, whole, target, before.grows);
+  add_of_modules(changes, program);
+  add_of_blocks(changes, program);
   if (target.takes_amp) {
     Change change = change_of(autocast_of(target));
     const std::string type = change.id.substr(change.id.find('_') + 1);
@@ -260,7 +236,7 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
   for (Change& change : changes) {
     change.predicted_peak_bytes = predicted(whole, change.id);
   }
-  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.cost < b.cost; });
+  std::ranges::stable_sort(changes, {}, &Change::cost);
   return changes;
 }
 

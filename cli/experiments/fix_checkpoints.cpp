@@ -62,7 +62,7 @@ Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count) {
 
 Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t> chosen) {
   std::sort(chosen.begin(), chosen.end());
-  Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
+  Change change = change_of("checkpoint");
   change.settings = {{"blocks", nlohmann::json::array()}};
   int64_t leaves = 0, ops = 0;
   bool all_seen = true;
@@ -82,7 +82,7 @@ Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t>
 
 Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size_t>& blocks,
                       const std::vector<std::size_t>& chosen) {
-  Change change{.id = "offload_blocks", .group = "checkpoint", .label = ""};
+  Change change = change_of("offload_blocks");
   change.settings = {{"blocks", nlohmann::json::array()}, {"chosen", nlohmann::json::array()}};
   for (const std::size_t i : blocks) change.settings["blocks"].push_back(profile.blocks[i].path);
   for (const std::size_t i : chosen) change.settings["chosen"].push_back(profile.blocks[i].path);
@@ -94,7 +94,7 @@ Change offload_chosen(const ProgramProfile& profile, const std::vector<std::size
 // layers.
 Change checkpoint_layers(const ProgramProfile& profile) {
   const auto segments = std::clamp<int64_t>(std::llround(std::sqrt(static_cast<double>(profile.layers))), 2, 16);
-  Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
+  Change change = change_of("checkpoint");
   change.settings = {{"sequential", profile.sequential}, {"segments", segments}};
   const std::string name = profile.sequential.empty() ? "the model" : profile.sequential;
   change.label = fmt::format("checkpoint {} in {} segments", name, segments);

@@ -73,7 +73,7 @@ double MeasuredFix::steps_for_one(const StepCost& before, std::optional<int64_t>
   for (const Change& change : changes) {
     if (change.batch && batch && *change.batch > 0) {
       steps *= static_cast<double>(*batch) / static_cast<double>(*change.batch);
-    } else if (change.changes_batch && before.flops && step.flops.value_or(0) > 0) {
+    } else if (change.changes_batch() && before.flops && step.flops.value_or(0) > 0) {
       steps *= std::max(1.0, std::round(static_cast<double>(*before.flops) / static_cast<double>(*step.flops)));
     }
   }
@@ -93,7 +93,8 @@ std::string MeasuredFix::label() const {
 
 int MeasuredFix::cost() const {
   int sum = 0;
-  for (const Change& change : changes) sum += change.cost * 10 + 1 + static_cast<int>(change.extra_forward * 9);
+  for (const Change& change : changes)
+    sum += static_cast<int>(change.cost) * 10 + 1 + static_cast<int>(change.extra_forward * 9);
   return sum;
 }
 

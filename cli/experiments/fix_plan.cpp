@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -16,9 +15,9 @@
 #include "profiler/cost/recompute_plan.h"
 #include "profiler/error.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/simulate_fits.h"
 #include "profiler/explain/what_if.h"
-#include "profiler/one_of.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
@@ -40,14 +39,7 @@ constexpr double kMayBeFaster = 1.02;  ///< as fast as the fastest by estimate: 
 constexpr double kFarBelow = 0.9;      ///< of the available memory: it needs no run of a smaller plan beside it
 constexpr double kFarTooLarge = 1.1;   ///< of the available memory: not worth a run that shows that it does not fit
 
-/// Changes of the whole program. Others are no plan for the training as it is: another batch, cures of a failure.
-constexpr std::array<std::string_view, 8> kOfProgram = {"autocast_bf16",       "autocast_fp16",         "adam_8bit",
-                                                        "fused_optimizer",     "chunked_cross_entropy", "relu_in_place",
-                                                        "offload_activations", "offload_blocks"};
-
-bool is_of_program(const Change& change) {
-  return change.missing.empty() && (is_one_of(change.id, kOfProgram) || change.accumulates());
-}
+bool is_of_program(const Change& change) { return change.missing.empty() && find_fix(change.id)->in_plans; }
 
 /// One row of blocks that are alike: indices into ProgramProfile::blocks.
 using BlockIndices = std::vector<std::size_t>;

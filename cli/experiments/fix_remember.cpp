@@ -27,7 +27,7 @@ void add_measured(std::vector<Fix>& fixes, const MeasuredFix& measured) {
     fix = &fixes.emplace_back(Fix{.id = id, .label = measured.label()});
     for (const Change& change : measured.changes) {
       if (measured.changes.size() > 1) fix->ids.push_back(change.id);
-      fix->changes_training |= change.changes_numerics && change.changes_batch;
+      fix->changes_training |= change.changes_numerics && change.changes_batch();
     }
     fix->predicted_peak_bytes = measured.predicted_peak_bytes().value_or(*measured.measured_peak_bytes);
   }

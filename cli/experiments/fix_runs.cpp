@@ -13,6 +13,7 @@
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
 #include "profiler/explain/causes.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/framework_lines.h"
 #include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
@@ -59,7 +60,7 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
     request.program.insert(request.program.end(), change.added.begin(), change.added.end());
     if (change.batch) request.batch = change.batch;
     if (!change.settings.is_null()) {
-      request.fixes.push_back({change.module(), change.settings});
+      request.fixes.push_back({find_fix(change.id)->id, change.settings});
     }
   }
   request.fixes.push_back({"look", nlohmann::json::object()});
@@ -127,11 +128,10 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
 
 std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& experiment) const {
   for (const Change& change : fix.changes) {
-    const std::string module = change.module();
     if (change.settings.is_null()) continue;
     bool applied = false;
     for (const nlohmann::json& line : experiment.reported) {
-      if (!line.contains("id") || line["id"] != module) continue;
+      if (!line.contains("id") || line["id"] != find_fix(change.id)->id) continue;
       if (line.contains("not_applied")) return line["not_applied"].get<std::string>();
       applied = true;
     }
@@ -140,7 +140,7 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
   }
   if (!experiment.passed() && !experiment.ran_out()) return experiment.why;
   const bool same_batch =
-      std::none_of(fix.changes.begin(), fix.changes.end(), [](const Change& change) { return change.changes_batch; });
+      std::none_of(fix.changes.begin(), fix.changes.end(), [](const Change& change) { return change.changes_batch(); });
   const std::vector<nlohmann::json> outputs = read_profile(experiment.reported).outputs;
   const std::size_t both = std::min(outputs.size(), profile_.outputs.size());
   if (same_batch && !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both),

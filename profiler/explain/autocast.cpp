@@ -4,6 +4,8 @@
 #include <tuple>
 
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/one_of.h"
@@ -175,10 +177,6 @@ std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* typ
   return ModifiedStep{.blocks = std::move(blocks), .lines = std::move(lines)};
 }
 
-}  // namespace
-
-bool has_bfloat16(int compute_major) { return compute_major == 0 || compute_major >= 8; }
-
 std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model) {
   if (!has_bfloat16(model.compute_major)) return {};
   return use_autocast(model, "torch.bfloat16", "loss.backward()");
@@ -191,5 +189,65 @@ std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model) {
   if (step && !may_learn_in_step(model)) step->label = "fp16 autocast";
   return step;
 }
+
+/// Where weights and what belongs to them are the peak, autocast only adds copies of them.
+bool has_use_of_autocast(const ProgramFacts& program) {
+  return program.profile.bytes_of_float32 > 0 && !program.profile.has_autocast && program.activations_count;
+}
+
+std::optional<ModuleSettings> where_bfloat16_is_new(const ProgramFacts& program) {
+  return unless(!has_use_of_autocast(program) || !has_bfloat16(program.compute_major));
+}
+
+std::optional<ModuleSettings> where_float16_is_new(const ProgramFacts& program) {
+  return unless(!has_use_of_autocast(program) || has_bfloat16(program.compute_major));
+}
+
+constexpr std::string_view kAutocastFormula =
+    "half of what matrix products, convolutions and the ops after them make; float32 stays in softmax, norms and "
+    "losses; "
+    "+ half of the weights";
+
+constexpr FixRow kAutocastFixes[] = {
+    {.id = "autocast_bf16",
+     .label = "bf16 autocast",
+     .group = "autocast",
+     .cost = FixCost::less_precise,
+     .has_module = true,
+     .formula = kAutocastFormula,
+     .cost_text = "matrix products and convolutions round to 16 bits",
+     .changes_numerics = true,
+     .combines = true,
+     .in_plans = true,
+     .predict = use_bf16_autocast,
+     .configure = where_bfloat16_is_new,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, bf16=True)"},
+                       {"trl", "SFTConfig(…, bf16=True)"},
+                       {"accelerate", "accelerator = Accelerator(mixed_precision=\"bf16\")"},
+                       {"lightning", "Trainer(…, precision=\"bf16-mixed\")"},
+                       {"deepspeed", R"("bf16": {"enabled": true})"}}},
+    {.id = "autocast_fp16",
+     .label = "fp16 autocast, loss scaled",
+     .group = "autocast",
+     .cost = FixCost::less_precise,
+     .has_module = true,
+     .formula = kAutocastFormula,
+     .cost_text = "matrix products and convolutions round to 16 bits",
+     .changes_numerics = true,
+     .combines = true,
+     .in_plans = true,
+     .predict = use_fp16_autocast,
+     .configure = where_float16_is_new,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, fp16=True)"},
+                       {"trl", "SFTConfig(…, fp16=True)"},
+                       {"accelerate", "accelerator = Accelerator(mixed_precision=\"fp16\")"},
+                       {"lightning", "Trainer(…, precision=\"16-mixed\")"},
+                       {"ultralytics", "model.train(…, amp=True)"},
+                       {"deepspeed", R"("fp16": {"enabled": true})"}}},
+};
+
+}  // namespace
+
+std::span<const FixRow> list_autocast_fixes() { return kAutocastFixes; }
 
 }  // namespace oomdiag

@@ -9,6 +9,8 @@
 #include "profiler/counted.h"
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"
@@ -234,28 +236,6 @@ std::vector<std::string> how_of(const Allocations& blocks, const Segments& segme
   return lines;
 }
 
-}  // namespace
-
-std::string name_layers(const Allocations& blocks) {
-  std::map<std::string_view, int64_t> made;  // bytes by list of modules
-  for (const StepAllocation& block : blocks) {
-    const std::string_view path = cut_path(block.made.module, 1);
-    const std::string_view parent = parent_of(path);
-    const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
-    if (numbered && block.phase == Phase::forward) made[parent] += block.bytes;
-  }
-  const auto most = std::ranges::max_element(made, {}, [](const auto& one) { return one.second; });
-  return most == made.end() ? "model.layers" : as_python(most->first);
-}
-
-Allocations checkpoint_paths(const Allocations& blocks, std::span<const std::string> paths) {
-  const FindSegment segment_of = [&](std::string_view module) {
-    const auto found = std::ranges::find_if(paths, [&](const std::string& path) { return is_inside(module, path); });
-    return found == paths.end() ? std::string_view() : std::string_view(*found);
-  };
-  return checkpoint(blocks, collect_segments(blocks, segment_of), segment_of, /*ends_known=*/true);
-}
-
 /// Tries the modules at each depth of the tree, all that save something for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
@@ -287,5 +267,50 @@ std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   }
   return best;
 }
+
+// Which blocks their modules get is for those who run them (cli/experiments/fix_checkpoints.cpp).
+constexpr FixRow kCheckpointFixes[] = {
+    {.id = "checkpoint",
+     .label = "activation checkpointing",
+     .group = "checkpoint",
+     .cost = FixCost::recomputation,
+     .has_module = true,
+     .formula = "what only the module saves is freed in forward, and recomputed when its backward begins",
+     .combines = true,
+     .predict = checkpoint_modules,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, gradient_checkpointing=True)"},
+                       {"trl", "SFTConfig(…, gradient_checkpointing=True)"},
+                       {"diffusers", "unet.enable_gradient_checkpointing()  # or transformer., vae."},
+                       {"timm", "model.set_grad_checkpointing()"}}},
+    {.id = "offload_blocks",
+     .label = "offload blocks to CPU beside compute",
+     .group = "checkpoint",
+     .has_module = true,
+     .in_plans = true},
+};
+
+}  // namespace
+
+std::string name_layers(const Allocations& blocks) {
+  std::map<std::string_view, int64_t> made;  // bytes by list of modules
+  for (const StepAllocation& block : blocks) {
+    const std::string_view path = cut_path(block.made.module, 1);
+    const std::string_view parent = parent_of(path);
+    const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
+    if (numbered && block.phase == Phase::forward) made[parent] += block.bytes;
+  }
+  const auto most = std::ranges::max_element(made, {}, [](const auto& one) { return one.second; });
+  return most == made.end() ? "model.layers" : as_python(most->first);
+}
+
+Allocations checkpoint_paths(const Allocations& blocks, std::span<const std::string> paths) {
+  const FindSegment segment_of = [&](std::string_view module) {
+    const auto found = std::ranges::find_if(paths, [&](const std::string& path) { return is_inside(module, path); });
+    return found == paths.end() ? std::string_view() : std::string_view(*found);
+  };
+  return checkpoint(blocks, collect_segments(blocks, segment_of), segment_of, /*ends_known=*/true);
+}
+
+std::span<const FixRow> list_checkpoint_fixes() { return kCheckpointFixes; }
 
 }  // namespace oomdiag

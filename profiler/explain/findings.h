@@ -78,7 +78,7 @@ struct Fix {
 
 void visit_fields(auto& visit, Either<Fix> auto& value) {
   visit.object("fix", "A change that would lower the peak.");
-  visit({"id", "a row of `kFixes` in profiler/explain/fixes.cpp: `autocast_bf16`"}, value.id);
+  visit({"id", "of a row of fixes, in the tables of profiler/explain/fixes.h: `autocast_bf16`"}, value.id);
   visit({"label", "its name for people"}, value.label);
   visit.or_null({"formula", "how the peak was computed"}, value.formula);
   visit({"modules", "it is about, as those to checkpoint"}, value.modules);

@@ -9,7 +9,7 @@
 namespace oomdiag {
 
 /// The fixes that apply and lower the peak by a hundredth or more, best first; each formula stands above its rule, and in
-/// words in kFixes. What is said to fit gets through the allocator as well (simulate_fits.h). Where nothing alone may be enough, pairs.
+/// words in the rows of fixes.h. What is said to fit gets through the allocator as well (simulate_fits.h). Where nothing alone may be enough, pairs.
 std::vector<Fix> predict_fixes(const StepModel& model);
 
 /// Whether `a` is to be tried before `b`: it fits (measured, else predicted) and `b` may not; it cures a leak; it changes

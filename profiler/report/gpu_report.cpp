@@ -219,7 +219,10 @@ std::vector<ReportParameterGroup> report_groups(const MemoryState& state) {
 }
 
 // What the others would save hangs on what blocks hold, which no snapshot shows.
-bool needs_no_categories(const Fix& fix) { return fix.id == "expandable_segments" || fix.id == "stop_growth"; }
+bool needs_no_categories(const Fix& fix) {
+  const FixRow* const row = find_fix(fix.id);
+  return row != nullptr && row->needs_no_categories;
+}
 
 ReportGrowth report_growth(const Growth& growth) {
   ReportGrowth report{.kind = growth.kind,

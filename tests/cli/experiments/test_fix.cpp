@@ -9,7 +9,7 @@
 namespace oomdiag {
 namespace {
 
-MeasuredFix measured(const std::string& id, int64_t peak_bytes, int cost = 0, const std::string& group = "") {
+MeasuredFix measured(const std::string& id, int64_t peak_bytes, FixCost cost = {}, const std::string& group = "") {
   MeasuredFix one{.changes = {{.id = id, .group = group.empty() ? id : group, .label = id, .cost = cost}}};
   one.measured_peak_bytes = peak_bytes;
   return one;
@@ -25,7 +25,8 @@ std::vector<std::string> ids_of(const std::vector<Change>& changes) {
 
 TEST_CASE("changes are combined where the product of what they leave should fit, cheapest first", "[cli]") {
   const Before before{.allocated_bytes = 1000, .available_bytes = 330};
-  const auto together = combine({measured("a", 600), measured("b", 500, 2), measured("c", 800)}, before);
+  const auto together =
+      combine({measured("a", 600), measured("b", 500, FixCost::recomputation), measured("c", 800)}, before);
   REQUIRE(together.size() == 2);
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "b"});
   CHECK(ids_of(together[1]) == std::vector<std::string>{"a", "b", "c"});
@@ -35,8 +36,8 @@ TEST_CASE("changes that exclude each other, save nothing or were not proved are 
   const Before before{.allocated_bytes = 1000, .available_bytes = 400};
   MeasuredFix unproved = measured("x", 0);
   unproved.measured_peak_bytes.reset();
-  CHECK(
-      combine({measured("a", 600, 0, "g"), measured("b", 600, 0, "g"), measured("c", 999), unproved}, before).empty());
+  CHECK(combine({measured("a", 600, {}, "g"), measured("b", 600, {}, "g"), measured("c", 999), unproved}, before)
+            .empty());
 }
 
 TEST_CASE("what would fit but for fragmentation is tried with expandable segments", "[cli]") {
@@ -82,10 +83,12 @@ TEST_CASE("shapes are the same where both have them", "[cli]") {
 TEST_CASE("a profile is of the largest network, and nothing where it cannot be read", "[cli]") {
   const auto line = nlohmann::json::parse(
       R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "blocks": [{"container": "h", "path": "h.0", "leaves": 4}],
-          "relus": 1, "convolutions": 0, "bytes_of_float32": 8, "autocast": false}})");
+          "modules": {"ReLU": 1, "Module": 4}, "bytes_of_float32": 8, "autocast": false}})");
   const ProgramProfile profile = read_profile({line, nlohmann::json::parse(R"({"loader": {"batch_size": 64}})"),
                                                nlohmann::json::parse(R"({"ops": {"path": "h.0", "count": 31}})")});
   CHECK(profile.has_root);
+  CHECK(profile.count_modules("ReLU") == 1);
+  CHECK(profile.count_modules("Conv2d") == 0);
   CHECK(profile.loader_batch == 64);
   REQUIRE(profile.blocks.size() == 1);
   CHECK(profile.blocks[0].path == "h.0");
@@ -93,7 +96,7 @@ TEST_CASE("a profile is of the largest network, and nothing where it cannot be r
   CHECK(read_profile({nlohmann::json::parse(R"({"root": 3})")}) == ProgramProfile{});
 }
 
-TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]") {
+TEST_CASE("a change is named, grouped and judged as its row says", "[cli]") {
   const Target target{.batch = 8, .accumulates = true};
   const ProgramProfile profile{.keeps_gradients = true, .has_adam = true, .has_8bit = true};
   const std::vector<Change> changes =
@@ -107,9 +110,9 @@ TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]")
     CHECK(change.changes_numerics == row->changes_numerics);
     if (!change.batch) CHECK(change.label == row->label);
   }
-  CHECK(changes[2].cost == kLessPrecise);
+  CHECK(changes[2].cost == FixCost::less_precise);
   CHECK(changes[3].label == "gradient accumulation, 2 micro-batches");
-  CHECK(changes[3].cost == kSmallerBatches);
+  CHECK(changes[3].cost == FixCost::smaller_batches);
   CHECK(changes[4].label == "batch 4");
   CHECK(changes[5].label == "batch 2");
 }
@@ -164,13 +167,19 @@ TEST_CASE("a batch that the program's parser takes is halved behind its own argu
 TEST_CASE("the evaluation is the function of the stack that is called so, else the line that calls the model",
           "[cli]") {
   Before before{
+      .allocated_bytes = 2,
+      .available_bytes = 1,
       .reason = Reason{.id = "evaluation_keeps_graphs", .text = "", .fix = "no_grad_in_evaluation"},
       .stack = {"/home/me/train.py:9 in forward", "/home/me/train.py:30 in _validate", "train.py:40 in main"}};
-  CHECK(list_cures(before).front().settings["function"] == "_validate");
+  const auto cures = [&] { return list_changes({}, {}, {}, before); };
+  CHECK(cures().front().settings["function"] == "_validate");
+  CHECK(cures().front().cures);
   before.stack = {"/home/me/train.py:9 in <module>"};
-  CHECK(list_cures(before).front().settings["line"] == "train.py:9");
+  CHECK(cures().front().settings["line"] == "train.py:9");
+  before.reason->fix = "load_to_host";
+  CHECK(ids_of(cures()) == std::vector<std::string>{"load_to_host"});
   before.reason->fix = "one_graph_pool";
-  CHECK(list_cures(before).empty());
+  CHECK(cures().empty());
 }
 
 TEST_CASE("an nn.Sequential without blocks is cut into as many parts as a part has layers", "[cli]") {

@@ -86,7 +86,8 @@ TEST_CASE("each fix that is applied to a program has its Python module, and each
   const std::filesystem::path sources = std::filesystem::path(OOMDIAG_SCHEMA_FILE).parent_path() / "../..";
   std::set<std::string> named, there;
   for (const FixRow& row : list_fixes()) {
-    if (!row.module.empty()) named.emplace(row.module);
+    if (row.has_module) named.emplace(row.id);
+    CHECK((row.configure == nullptr || row.has_module));
   }
   for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/fixes/oomdiag_fixes")) {
     if (file.path().extension() != ".py") continue;

@@ -1287,7 +1287,7 @@ TEST_CASE("an error that was caught before is the reason where as much is still 
   CHECK(reason_of(device).empty());
 }
 
-TEST_CASE("a fix of every reason is a row of kFixes", "[explain][reasons]") {
+TEST_CASE("a fix of every reason has a row", "[explain][reasons]") {
   for (const char* id :
        {"finer_checkpoints", "autocast_without_cache", "fused_or_single", "retry_outside_except", "one_graph_pool",
         "fused_attention", "class_indices", "loss_in_chunks", "no_sparse_gradient", "drop_models", "load_to_host",

@@ -1,5 +1,6 @@
 """No fix: reports what there is to fix, when it is first seen. Changes nothing."""
 import argparse
+import collections
 import functools
 import importlib.util
 
@@ -100,8 +101,8 @@ def _report_root(root):
         "leaves": _leaves(root),
         "blocks": blocks,
         "layers": _layers(root),
-        "relus": sum(isinstance(each, nn.ReLU) and not each.inplace for each in modules),
-        "convolutions": sum(isinstance(each, nn.Conv2d) for each in modules),
+        "modules": collections.Counter(kind.__name__ for each in modules if not getattr(each, "inplace", False)
+                                       for kind in type(each).__mro__),
         "bytes_of_float32": sum(p.nbytes for p in root.parameters() if p.dtype == torch.float32),
         "autocast": torch.is_autocast_enabled("cuda"),
     })

@@ -4,6 +4,8 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/shape.h"
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
@@ -80,8 +82,6 @@ const StepAllocation* find_probabilities(const Allocations& blocks) {
   return largest;
 }
 
-}  // namespace
-
 /// F.scaled_dot_product_attention: no matrix of scores, neither in forward nor in backward.
 std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
   Allocations blocks = model.blocks;
@@ -138,5 +138,66 @@ std::optional<ModifiedStep> offload_activations(const StepModel& model) {
   return ModifiedStep{
       .blocks = std::move(blocks), .costs = with_unit(2 * moved) + " over PCIe in each step", .at_least = true};
 }
+
+std::optional<ModuleSettings> where_logits_are_many(const ProgramFacts& program) {
+  constexpr int64_t kManyLogits = 1 << 22;  // as in chunked_cross_entropy.py
+  return unless(!program.profile.has_root || program.profile.logits < kManyLogits || !program.runs_backward);
+}
+
+/// Not of what grows from step to step, which would grow on the host.
+std::optional<ModuleSettings> where_the_host_can_keep(const ProgramFacts& program) {
+  return unless(!program.profile.has_root || !program.runs_backward || program.grows);
+}
+
+constexpr FixRow kLanguageFixes[] = {
+    {.id = "sdpa",
+     .label = "fused attention (SDPA)",
+     .group = "attention",
+     .formula = "no matrix of scores, in forward and in backward",
+     .lines = "y = F.scaled_dot_product_attention(q, k, v, is_causal=…)\n"
+              "# transformers: from_pretrained(…, attn_implementation=\"sdpa\")",
+     .combines = true,
+     .predict = use_fused_attention,
+     .in_frameworks = {{"transformers", "AutoModel.from_pretrained(…, attn_implementation=\"sdpa\")"}}},
+    {.id = "chunked_cross_entropy",
+     .label = "cross-entropy in chunks",
+     .group = "loss",
+     .has_module = true,
+     .formula = "logits, probabilities and their gradients / 8",
+     .cost_text = "the last layer's forward runs twice",
+     .lines = "# pip install liger-kernel: LigerFusedLinearCrossEntropyLoss, or by hand:\n"
+              "loss_of_chunk = lambda h, y: F.cross_entropy(head(h), y, reduction=\"sum\")\n"
+              "loss = sum(torch.utils.checkpoint.checkpoint(loss_of_chunk, h, y, use_reentrant=False)\n"
+              "           for h, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
+     .in_plans = true,
+     .predict = use_chunked_cross_entropy,
+     .configure = where_logits_are_many,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, use_liger_kernel=True)  # pip install liger-kernel"},
+                       {"trl", "SFTConfig(…, use_liger_kernel=True)  # pip install liger-kernel"}}},
+    {.id = "offload_activations",
+     .label = "offload activations to CPU",
+     .group = "checkpoint",
+     .cost = FixCost::recomputation,
+     .has_module = true,
+     .formula = "what autograd keeps is on the GPU only while it is used",
+     .lines = "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = …  # forward",
+     .in_plans = true,
+     .predict = offload_activations,
+     .configure = where_the_host_can_keep},
+    {.id = "half_sequence",
+     .label = "sequences of half the length",
+     .group = "sequence",
+     .cost = FixCost::other_training,
+     .formula = "scaling/2, scores of attention/4",
+     .cost_text = "less context",
+     .changes_numerics = true,
+     .changes_training = true,
+     .predict = halve_sequence,
+     .in_frameworks = {{"trl", "SFTConfig(…, max_length=…)"}}},
+};
+
+}  // namespace
+
+std::span<const FixRow> list_language_fixes() { return kLanguageFixes; }
 
 }  // namespace oomdiag

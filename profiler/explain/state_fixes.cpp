@@ -3,6 +3,8 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"
@@ -51,8 +53,6 @@ std::string call_of(const StepModel& model, std::string_view argument) {
 
 /// Worth another way of training, or other devices: a tenth of the peak.
 bool is_much(const StepModel& model, int64_t bytes) { return bytes * 10 >= model.peak_bytes; }
-
-}  // namespace
 
 /// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
 /// that was added to it is the gradient itself.
@@ -190,5 +190,108 @@ std::optional<ModifiedStep> train_adapters(const StepModel& model) {
   }
   return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
+
+std::optional<ModuleSettings> where_gradients_are_kept(const ProgramFacts& program) {
+  return unless(!program.profile.keeps_gradients);
+}
+
+std::optional<ModuleSettings> where_the_optimizer_is_too_large(const ProgramFacts& program) {
+  return unless(!program.profile.has_optimizer || program.optimizer_peak_bytes <= program.available_bytes);
+}
+
+std::optional<ModuleSettings> where_adam_is(const ProgramFacts& program) {
+  if (!program.profile.has_adam) return {};
+  if (program.profile.has_8bit) return ModuleSettings{};
+  return ModuleSettings{.missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes"};
+}
+
+constexpr FixRow kStateFixes[] = {
+    {.id = "set_to_none",
+     .label = "zero_grad(set_to_none=True)",
+     .group = "zero_grad",
+     .has_module = true,
+     .formula = "gradients live from their backward node to the end of the step only",
+     .lines = "optimizer.zero_grad()  # its default is set_to_none=True",
+     .predict = set_gradients_to_none,
+     .configure = where_gradients_are_kept},
+    {.id = "fused_optimizer",
+     .label = "fused optimizer (fused=True)",
+     .group = "optimizer",
+     .has_module = true,
+     .formula = "no temporaries in the optimizer's step",
+     .combines = true,
+     .in_plans = true,
+     .predict = use_fused_optimizer,
+     .configure = where_the_optimizer_is_too_large,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, optim=\"adamw_torch_fused\")"}}},
+    {.id = "foreach_off",
+     .label = "optimizer with foreach=False",
+     .group = "optimizer",
+     .has_module = true,
+     .formula = "in the optimizer's step two temporaries of the largest parameter in place of all",
+     .cost_text = "one call after the other for each parameter: slower optimizer steps",
+     .predict = use_loop_optimizer,
+     .configure = where_the_optimizer_is_too_large},
+    {.id = "adam_8bit",
+     .label = "8-bit Adam",
+     .group = "optimizer",
+     .cost = FixCost::less_precise,
+     .has_module = true,
+     .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
+     .cost_text = "moments are rounded to 8 bits",
+     .lines = "pip install bitsandbytes\nimport bitsandbytes\n"
+              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
+     .changes_numerics = true,
+     .changes_training = true,
+     .in_plans = true,
+     .predict = use_8bit_adam,
+     .configure = where_adam_is,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, optim=\"adamw_bnb_8bit\")  # pip install bitsandbytes"},
+                       {"trl", "SFTConfig(…, optim=\"adamw_bnb_8bit\")  # pip install bitsandbytes"}}},
+    {.id = "offload_optimizer",
+     .label = "offload the optimizer to CPU",
+     .group = "optimizer",
+     .cost = FixCost::recomputation,
+     .formula = "no optimizer state and no temporaries of it on the GPU",
+     .predict = offload_optimizer,
+     .in_frameworks = {{"deepspeed", R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"}}},
+    {.id = "fsdp",
+     .label = "FSDP2",
+     .group = "shards",
+     .cost = FixCost::other_hardware,
+     .formula = "parameters, gradients and optimizer state / GPUs",
+     .predict = shard_over_devices,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, fsdp=\"full_shard\")"},
+                       {"lightning", "Trainer(…, strategy=\"fsdp\")"},
+                       {"deepspeed", R"("zero_optimization": {"stage": 3})"}}},
+    {.id = "sgd",
+     .label = "SGD without momentum",
+     .group = "optimizer",
+     .cost = FixCost::other_training,
+     .formula = "no optimizer state, no temporaries in the optimizer's step",
+     .cost_text = "another optimizer: requires retuning the learning rate",
+     .lines = "optimizer = torch.optim.SGD(model.parameters(), lr=…)",
+     .changes_numerics = true,
+     .changes_training = true,
+     .predict = use_plain_sgd,
+     .in_frameworks = {{"transformers", "TrainingArguments(…, optim=\"sgd\")"}}},
+    {.id = "lora",
+     .label = "LoRA, or frozen layers",
+     .group = "adapters",
+     .cost = FixCost::other_training,
+     .formula = "no gradients and no optimizer state but those of adapters",
+     .cost_text = "only adapters are trained",
+     .lines = "pip install peft\n"
+              "from peft import LoraConfig, get_peft_model\n"
+              "model = get_peft_model(model, LoraConfig(r=16, target_modules=\"all-linear\"))",
+     .changes_numerics = true,
+     .changes_training = true,
+     .predict = train_adapters,
+     .in_frameworks = {{"trl", "SFTTrainer(…, peft_config=LoraConfig(r=16, target_modules=\"all-linear\"))"}}},
+};
+
+}  // namespace
+
+std::span<const FixRow> list_state_fixes() { return kStateFixes; }
 
 }  // namespace oomdiag
