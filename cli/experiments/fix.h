@@ -28,7 +28,6 @@ struct Target {
   std::optional<int64_t> batch{};    ///< of {batch}
   bool takes_amp = false;            ///< one of the samples, with --amp
   bool accumulates = false;          ///< one of the samples, with --accumulate
-  std::string batch_words{};         ///< of the program's command line, with {batch} in them: "--batch-size {batch}"
 };
 
 /// What look.py reported; nothing where it cannot be read.
@@ -126,9 +125,6 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
 
 /// Whether an option of a program is its batch size: "--batch-size", "-b", "train.batch_size"; not that of an evaluation.
 bool names_batch(std::string_view option);
-
-/// A batch size among the words of the program is replaced by {batch}, and becomes target.batch: "--batch-size 64", "bs=64".
-void recognise_batch(Target& target);
 
 /// Checkpoints of parts of an nn.Sequential that has no blocks; `profile.layers` are at least 4.
 Change checkpoint_layers(const ProgramProfile& profile);

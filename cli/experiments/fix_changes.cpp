@@ -123,8 +123,7 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
     Change change = change_of(parts == 2 ? "half_batch" : fmt::format("batch_{}", batch));
     change.label = fmt::format("batch {}", batch);  // the number that was run
     change.batch = batch;
-    const std::string words = target.batch_words.empty() ? "batch = {batch}" : target.batch_words;
-    change.lines = {words.substr(0, words.find("{batch}")) + std::to_string(batch)};
+    change.lines = {fmt::format("batch = {}", batch)};
     changes.push_back(change);
   }
   if (target.batch || profile.batch_option.empty()) return;

@@ -137,22 +137,12 @@ TEST_CASE("of measured fixes that share an id each keeps its own figure in the r
   }
 }
 
-TEST_CASE("the batch is found on the program's command line, however it is written", "[cli]") {
-  const auto recognised = [](std::vector<std::string> words) {
-    Target target{.program = std::move(words)};
-    recognise_batch(target);
-    return target;
-  };
-  const Target apart = recognised({"python", "train.py", "--eval-batch-size", "8", "--batch-size", "64"});
-  CHECK(apart.batch == 64);
-  CHECK(apart.program.back() == "{batch}");
-  CHECK(apart.batch_words == "--batch-size {batch}");
-  CHECK(recognised({"python", "train.py", "--per_device_train_batch_size=16"}).program.back() ==
-        "--per_device_train_batch_size={batch}");
-  CHECK(recognised({"python", "train.py", "data.batch_size=32"}).batch == 32);
-  CHECK(recognised({"python", "train.py", "-b", "4"}).batch == 4);
-  for (const char* const none : {"--batch-size=1", "--num-batches=9", "--batch=auto", "--epochs=3"}) {
-    CHECK_FALSE(recognised({"python", "train.py", none}).batch);
+TEST_CASE("an option is the batch size by its name, however a program writes it", "[cli]") {
+  for (const char* const name : {"--batch-size", "-b", "bs", "train.batch_size", "--per_device_train_batch_size"}) {
+    CHECK(names_batch(name));
+  }
+  for (const char* const name : {"--num-batches", "--eval-batch-size", "--epochs", "--test_batch"}) {
+    CHECK_FALSE(names_batch(name));
   }
 }
 
