@@ -1,5 +1,10 @@
 #pragma once
 
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <type_traits>
+
 // The part of NVML that the recorder calls and the virtual device answers; the wheels bring no nvml.h. Names, numbers and
 // layouts are those of NVIDIA's public "NVML API Reference", versions of CUDA 13.
 
@@ -77,3 +82,48 @@ struct nvmlFieldValue_t {
   nvmlReturn_t nvmlReturn;
   unsigned long long value;
 };
+
+namespace oomdiag {
+
+/// The driver's NVML: functions that it does not have are null.
+struct NvmlLibrary {
+  nvmlReturn_t (*count)(unsigned*) = nullptr;
+  nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t*) = nullptr;
+  nvmlReturn_t (*by_bus)(const char*, nvmlDevice_t*) = nullptr;
+  nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t*) = nullptr;
+  nvmlReturn_t (*compute)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*) = nullptr;
+  nvmlReturn_t (*graphics)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*) = nullptr;
+  nvmlReturn_t (*process_name)(unsigned, char*, unsigned) = nullptr;
+  nvmlReturn_t (*driver_version)(char*, unsigned) = nullptr;
+
+  /// Loads and initializes it. False where it is not there, or cannot say how much of a GPU is taken.
+  bool open() noexcept {
+    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return false;
+    const auto find = [library](auto& function, const char* name) {
+      using Function = std::remove_reference_t<decltype(function)>;
+      if (function == nullptr) function = reinterpret_cast<Function>(dlsym(library, name));
+    };
+    nvmlReturn_t (*init)() = nullptr;
+    find(init, "nvmlInit_v2");
+    find(count, "nvmlDeviceGetCount_v2");
+    find(by_index, "nvmlDeviceGetHandleByIndex_v2");
+    find(by_bus, "nvmlDeviceGetHandleByPciBusId_v2");
+    find(memory, "nvmlDeviceGetMemoryInfo");
+    find(compute, "nvmlDeviceGetComputeRunningProcesses_v3");
+    find(compute, "nvmlDeviceGetComputeRunningProcesses_v2");
+    find(graphics, "nvmlDeviceGetGraphicsRunningProcesses_v3");
+    find(graphics, "nvmlDeviceGetGraphicsRunningProcesses_v2");
+    find(process_name, "nvmlSystemGetProcessName");
+    find(driver_version, "nvmlSystemGetDriverVersion");
+    return init != nullptr && by_bus != nullptr && memory != nullptr && init() == NVML_SUCCESS;
+  }
+
+  /// The bytes taken of the GPU by all processes; -1 where NVML does not say.
+  int64_t used_on(nvmlDevice_t gpu) const noexcept {
+    nvmlMemory_t taken{};
+    return memory(gpu, &taken) == NVML_SUCCESS ? static_cast<int64_t>(taken.used) : -1;
+  }
+};
+
+}  // namespace oomdiag

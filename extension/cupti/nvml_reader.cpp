@@ -1,7 +1,5 @@
 #include "extension/cupti/nvml_reader.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,44 +10,7 @@
 namespace oomdiag {
 namespace {
 
-struct Nvml {
-  nvmlReturn_t (*init)();
-  nvmlReturn_t (*count)(unsigned*);
-  nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t*);
-  nvmlReturn_t (*by_bus)(const char*, nvmlDevice_t*);
-  nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t*);
-  nvmlReturn_t (*compute)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
-  nvmlReturn_t (*graphics)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
-  nvmlReturn_t (*process_name)(unsigned, char*, unsigned);
-};
-Nvml nvml{};
-
-template <typename Function>
-void find(void* library, Function& function, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (function == nullptr) function = reinterpret_cast<Function>(dlsym(library, name));
-  }
-}
-
-bool open_nvml() {
-  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return false;
-  find(library, nvml.init, {"nvmlInit_v2"});
-  find(library, nvml.count, {"nvmlDeviceGetCount_v2"});
-  find(library, nvml.by_index, {"nvmlDeviceGetHandleByIndex_v2"});
-  find(library, nvml.by_bus, {"nvmlDeviceGetHandleByPciBusId_v2"});
-  find(library, nvml.memory, {"nvmlDeviceGetMemoryInfo"});
-  find(library, nvml.compute, {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"});
-  find(library, nvml.graphics,
-       {"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"});
-  find(library, nvml.process_name, {"nvmlSystemGetProcessName"});
-  return nvml.init != nullptr && nvml.by_bus != nullptr && nvml.memory != nullptr && nvml.init() == NVML_SUCCESS;
-}
-
-int64_t used_on(nvmlDevice_t gpu) {
-  nvmlMemory_t memory{};
-  return nvml.memory(gpu, &memory) == NVML_SUCCESS ? static_cast<int64_t>(memory.used) : -1;
-}
+NvmlLibrary nvml{};
 
 void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*), nvmlDevice_t gpu,
                    NvmlReading& reading) {
@@ -67,13 +28,13 @@ void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo
 }  // namespace
 
 void NvmlReader::open() noexcept {
-  if (ready_ || !open_nvml()) return;
+  if (ready_ || !nvml.open()) return;
   ready_ = true;
   unsigned count = 0;
   if (nvml.count == nullptr || nvml.by_index == nullptr || nvml.count(&count) != NVML_SUCCESS) return;
   for (unsigned i = 0; i < std::min<unsigned>(count, kMaxDevices); ++i) {
     nvmlDevice_t gpu = nullptr;
-    if (nvml.by_index(i, &gpu) == NVML_SUCCESS) start_[i] = {gpu, used_on(gpu)};
+    if (nvml.by_index(i, &gpu) == NVML_SUCCESS) start_[i] = {gpu, nvml.used_on(gpu)};
   }
 }
 
@@ -95,7 +56,7 @@ NvmlReading NvmlReader::read(int device) noexcept {
   NvmlReading reading;
   nvmlDevice_t gpu = gpu_of(device);
   if (gpu == nullptr) return reading;
-  reading.used_bytes = used_on(gpu);
+  reading.used_bytes = nvml.used_on(gpu);
   reading.valid = reading.used_bytes >= 0;
   add_processes(nvml.compute, gpu, reading);
   add_processes(nvml.graphics, gpu, reading);

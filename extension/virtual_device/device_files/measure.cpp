@@ -55,30 +55,24 @@ void ask(const char* name, Arguments... arguments) {
 
 class Nvml {
  public:
-  explicit Nvml(CUdevice gpu) : library_(open_any({"libnvidia-ml.so.1"})) {
+  explicit Nvml(CUdevice gpu) {
     char bus[32] = "";
     OOMDIAG_ASK(cuDeviceGetPCIBusId, bus, static_cast<int>(sizeof bus), gpu);
-    auto* init = find<nvmlReturn_t()>(library_, "nvmlInit_v2");
-    auto* find_by_bus = find<nvmlReturn_t(const char*, nvmlDevice_t*)>(library_, "nvmlDeviceGetHandleByPciBusId_v2");
-    if (!init || !find_by_bus || init() || find_by_bus(bus, &device_)) library_ = nullptr;
+    is_there_ = library_.open() && library_.by_bus(bus, &device_) == NVML_SUCCESS;
   }
 
   /// The bytes taken of the GPU by all processes; -1 if NVML does not say.
-  int64_t used_bytes() const {
-    nvmlMemory_t memory{};
-    auto* read = find<nvmlReturn_t(nvmlDevice_t, nvmlMemory_t*)>(library_, "nvmlDeviceGetMemoryInfo");
-    return read && !read(device_, &memory) ? static_cast<int64_t>(memory.used) : -1;
-  }
+  int64_t used_bytes() const { return is_there_ ? library_.used_on(device_) : -1; }
 
   std::string driver_version() const {
     char text[96] = "unknown";
-    auto* read = find<nvmlReturn_t(char*, unsigned)>(library_, "nvmlSystemGetDriverVersion");
-    if (read) read(text, sizeof text);
+    if (is_there_ && library_.driver_version) library_.driver_version(text, sizeof text);
     return text;
   }
 
  private:
-  void* library_;
+  oomdiag::NvmlLibrary library_;
+  bool is_there_ = false;
   nvmlDevice_t device_ = nullptr;
 };
 

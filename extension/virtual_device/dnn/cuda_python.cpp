@@ -13,14 +13,18 @@
 #include <cstring>
 #include <string>
 
+#include "extension/python_symbols.h"
+
 namespace {
 
-struct Object;  // PyObject
+using Object = void;  // PyObject
 
 /// CPython's functions, of the stable ABI; a process without Python has none.
 template <typename Function>
 Function python(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  Function function = nullptr;
+  oomdiag::python_symbols::find(function, name);
+  return function;
 }
 
 Object* import(const char* module) { return python<Object* (*)(const char*)>("PyImport_ImportModule")(module); }
