@@ -69,6 +69,13 @@ def a_split_in_a_group_has_the_size_of_its_part():
     expect_equal(gather_into_four(nccl, parts[1]), [7.0, 2.0, 3.0, 4.0], "what a gathering of one wrote")
 
 
+@case(gpu=GPUS, OOMDIAG_RANK_JOB="", OOMDIAG_TOPOLOGY="")
+def variables_that_are_empty_are_as_if_they_were_not_set():
+    nccl, whole = communicators()
+    parts = split(nccl, whole, [5, 6, 5, NO_COLOR])
+    expect_equal([ask(nccl, part) for part in parts[:3]], [(2, 0), (1, 0), (2, 1)], "counts and ranks")
+
+
 @case(gpu=GPUS)
 def who_is_not_there_is_an_invalid_argument():
     nccl, whole = communicators()

@@ -34,7 +34,7 @@ def _run_hidden_one():
 
 
 def _apply():
-    if "OOMDIAG_RANK_JOB" in os.environ:
+    if os.environ.get("OOMDIAG_RANK_JOB"):
         import oomdiag_ranks
         oomdiag_ranks.apply()
     if os.environ.get("OOMDIAG_FIXES"):
@@ -46,7 +46,7 @@ def apply_what_the_environment_names():
     """Now, if torch is there, else when it is imported."""
     if "torch" in sys.modules:
         _apply()
-    elif os.environ.get("OOMDIAG_FIXES") or "OOMDIAG_RANK_JOB" in os.environ:
+    elif os.environ.get("OOMDIAG_FIXES") or os.environ.get("OOMDIAG_RANK_JOB"):
         sys.meta_path.insert(0, _AfterTorch())
 
 

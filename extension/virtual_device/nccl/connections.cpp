@@ -43,8 +43,9 @@ Topology read_machine(int device) {
   topology.host = reaches ? Topology::Host::pcie : Topology::Host::shared_memory;
   if (oomdiag_device_is_linked(device)) topology.host = Topology::Host::nvlink;
   topology.network = reaches ? Topology::Network::rdma : Topology::Network::tcp;
-  const char* text = std::getenv(variables::kTopology);
-  if (text && !read_topology(text, topology)) oomdiag_device_note("settings", "OOMDIAG_TOPOLOGY is not understood");
+  const char* text = variables::text(variables::kTopology);
+  if (*text != '\0' && !read_topology(text, topology))
+    oomdiag_device_note("settings", "OOMDIAG_TOPOLOGY is not understood");
   return topology;
 }
 

@@ -1,7 +1,6 @@
 #include "extension/virtual_device/nccl/single_rank/job.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 
 #include "extension/environment.h"
@@ -11,7 +10,7 @@ namespace oomdiag {
 namespace {
 
 const char* job_folder() noexcept {
-  static const char* const folder = std::getenv(variables::kRankJob);
+  static const char* const folder = variables::text(variables::kRankJob);
   return folder;
 }
 
@@ -32,7 +31,7 @@ bool waits_for_itself(int rank) {
 
 }  // namespace
 
-bool is_single_rank() noexcept { return job_folder() != nullptr; }
+bool is_single_rank() noexcept { return *job_folder() != '\0'; }
 
 std::string job_file(const std::string& name) { return std::string(job_folder()) + "/" + name; }
 std::string rank_file(int rank) { return job_file("rank-" + std::to_string(rank)); }
@@ -51,7 +50,7 @@ bool has_ended(int rank) {
 }
 
 void write_stages(const std::vector<int>& ranks) {
-  if (std::getenv(variables::kRankSummoned)) return;
+  if (variables::is_on(variables::kRankSummoned)) return;
   std::ofstream file(job_file("stages"), std::ios::app);
   for (const int rank : ranks) file << rank << ' ';
   file << '\n';

@@ -62,7 +62,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   dup2(nothing, STDIN_FILENO);
   dup2(file, STDOUT_FILENO);
   dup2(file, STDERR_FILENO);
-  if (folder && chdir(folder) != 0) _exit(127);
+  if (*folder != '\0' && chdir(folder) != 0) _exit(127);
   execvpe(arguments[0], arguments, environment);
   _exit(127);
 }
@@ -76,7 +76,7 @@ bool start_rank(int rank) {
   const std::string output = output_file(rank);
   const auto arguments = pointers(command);
   const auto variables = pointers(environment);
-  const char* folder = std::getenv(variables::kRankFolder);
+  const char* folder = variables::text(variables::kRankFolder);
   const pid_t child = command.empty() ? -1 : fork();
   if (child == 0) become(arguments.data(), variables.data(), output.c_str(), folder);
   const std::string pid = std::to_string(child);
