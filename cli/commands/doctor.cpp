@@ -26,7 +26,7 @@ struct DoctorOptions {
 
 nlohmann::json named(const std::vector<std::pair<std::string, std::string>>& pairs) {
   nlohmann::json json = nlohmann::json::object();
-  for (const auto& [name, value] : pairs) json[name] = value.empty() ? nlohmann::json(nullptr) : nlohmann::json(value);
+  for (const auto& [name, value] : pairs) json[name] = text_or_null(value);
   return json;
 }
 
@@ -43,7 +43,7 @@ void print_json(const Checkup& checkup, const std::vector<Trouble>& troubles) {
                       {"hooks", nlohmann::json::array()},
                       {"processes", nlohmann::json::array()},
                       {"troubles", nlohmann::json::array()}};
-  json["cupti_holder"] = checkup.cupti_holder.empty() ? nlohmann::json(nullptr) : nlohmann::json(checkup.cupti_holder);
+  json["cupti_holder"] = text_or_null(checkup.cupti_holder);
   for (const HookCheck& hook : checkup.hooks) {
     json["hooks"].push_back({{"name", hook.name}, {"works", hook.works}, {"tells", hook.detail}});
   }

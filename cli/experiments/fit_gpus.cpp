@@ -116,9 +116,9 @@ std::string gpus_json(const GpuTable& table, const std::vector<FitRun>& runs) {
   using Json = nlohmann::ordered_json;
   const GpuFit* const smallest = table.smallest();
   Json json = {{"schema", "oomdiag-fit/1"},
-               {"smallest_device", smallest == nullptr ? Json(nullptr) : Json(smallest->gpu.id)}};
+               {"smallest_device", text_or_null(smallest == nullptr ? "" : smallest->gpu.id)}};
   json["learned_on"] = table.learned_on;
-  json["unknown"] = table.unknown.empty() ? Json(nullptr) : Json(table.unknown);
+  json["unknown"] = text_or_null(table.unknown);
   json["devices"] = Json::array();
   for (const GpuFit& one : table.gpus) {
     json["devices"].push_back({{"device", one.gpu.id},

@@ -190,7 +190,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfGpu>
     if (one.largest.size() > 1) {
       to["of_each"] = Json::array();
       for (const LargestValue& largest : one.largest) {
-        Json entry = {{variable, largest.value ? Json(*largest.value) : Json(nullptr)}};
+        Json entry = {{variable, optional_json(largest.value)}};
         for (const auto& [name, value] : largest.others) entry[name] = value;
         entry["measured"] = largest.computed_bytes == 0 || largest.as_computed || !largest.failed_above.empty();
         if (!largest.formula.empty()) entry["formula"] = largest.formula;
@@ -198,7 +198,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfGpu>
       }
     }
     const LargestValue* const best = one.best();
-    to["formula"] = best == nullptr || best->formula.empty() ? Json(nullptr) : Json(best->formula);
+    to["formula"] = text_or_null(best == nullptr ? "" : best->formula);
     to["as_computed"] = best != nullptr && best->as_computed;
     if (one.budget) to["token_budget"] = one.budget->tokens;
     if (!one.computed.empty()) to["computed"] = computed_json(one);

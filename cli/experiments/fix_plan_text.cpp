@@ -117,7 +117,7 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
           {"was_run", plan.was_run},
           {"fits", plan.on_gpu ? PlanJson(plan.is_proved()) : PlanJson(nullptr)},
           {"how", plan.fix.lines},
-          {"unproved", plan.fix.unproved.empty() ? PlanJson(nullptr) : PlanJson(plan.fix.unproved)}};
+          {"unproved", text_or_null(plan.fix.unproved)}};
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
          {"recomputed_ops", optional_json(fix.recomputed_ops())},
          {"changes_numerics", fix.changes_numerics()},
          {"how", fix.lines},
-         {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
+         {"unproved", text_or_null(fix.unproved)}});
   }
   json["interrupted"] = fixed.interrupted_by != 0;
   json["runs"] = fixed.runs;

@@ -87,7 +87,7 @@ void write_run_config(const RunConfig& config, const std::filesystem::path& fold
   nlohmann::ordered_json json = {
       {"schema", kSchema},       {"program", config.program},           {"directory", config.directory},
       {"device", config.device}, {"memory_bytes", config.memory_bytes}, {"clocked", config.clocked}};
-  json["batch"] = config.batch ? nlohmann::ordered_json(*config.batch) : nlohmann::ordered_json(nullptr);
+  json["batch"] = optional_json(config.batch);
   json["rank"] = to_json(config.rank);
   json["environment"] = nlohmann::ordered_json::object();
   for (const auto& [name, value] : config.environment) json["environment"][name] = value;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 
 #include "profiler/report/json_text.h"
@@ -14,12 +13,6 @@ inline constexpr int kCompact = -1, kIndented = 2;  ///< layouts of to_text()
 inline std::string to_text(const nlohmann::json& json, int layout = kIndented) { return json_text(json, layout); }
 inline std::string to_text(const nlohmann::ordered_json& json, int layout = kIndented) {
   return json_text(json, layout);
-}
-
-/// The value, or null.
-template <class Value>
-nlohmann::ordered_json optional_json(const std::optional<Value>& value) {
-  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
 }
 
 }  // namespace oomdiag

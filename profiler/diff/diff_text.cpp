@@ -48,7 +48,7 @@ std::string ending(const std::string& outcome, const std::optional<CauseKind>& c
 Json rows_json(const std::vector<DiffRow>& rows) {
   Json json = Json::array();
   for (const DiffRow& row : rows) {
-    json.push_back({{"name", row.name.empty() ? Json(nullptr) : Json(row.name)},
+    json.push_back({{"name", text_or_null(row.name)},
                     {"before_bytes", row.before},
                     {"after_bytes", row.after},
                     {"change_bytes", row.change()},
@@ -75,7 +75,7 @@ std::string to_text(const ReportDiff& diff, bool unicode) {
 }
 
 std::string to_json(const ReportDiff& diff) {
-  const auto or_null = [](const std::optional<CauseKind>& kind) { return kind ? Json(name_of(*kind)) : Json(nullptr); };
+  const auto or_null = [](const std::optional<CauseKind>& kind) { return text_or_null(kind ? name_of(*kind) : ""); };
   const Json json = {{"schema", "oomdiag-diff/1"},
                      {"equal", diff.is_empty()},
                      {"outcome", {{"before", diff.outcome_before}, {"after", diff.outcome_after}}},

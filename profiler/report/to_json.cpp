@@ -18,9 +18,7 @@ class Writer {
   void operator()(const Field& field, const T& value) {
     json_[field.name] = convert(value);
   }
-  void or_null(const Field& field, const std::string& text) {
-    json_[field.name] = text.empty() ? Json(nullptr) : Json(text);
-  }
+  void or_null(const Field& field, const std::string& text) { json_[field.name] = text_or_null(text); }
   void figures(const Field& field, const Figures& value, std::initializer_list<Field> /*names*/) {
     (*this)(field, value);
   }
