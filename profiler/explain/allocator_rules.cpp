@@ -41,22 +41,19 @@ Found find_fragmentation(const ReasonFacts& f) {
   const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
   const bool one_keeps_most = keepers.count_of_most() * 2 > static_cast<int64_t>(blocking.size()) && !f.growths.empty();
   if (one_keeps_most && is_container(keepers.most())) {
-    return Reason{.id = {},
-                  .text = fmt::format("what is free lies in {} pieces between tensors that {} keeps{}", pieces,
+    return Reason{.text = fmt::format("what is free lies in {} pieces between tensors that {} keeps{}", pieces,
                                       keepers.most(), made),
                   .bytes = sum_grown(f.growths),
                   .fix = "results_to_host",
                   .how = {line_for_kept(keepers.most(), false)}};
   }
-  return Reason{.id = {},
-                .text = fmt::format("what is free lies in {} pieces between tensors that stay{}", pieces, made),
+  return Reason{.text = fmt::format("what is free lies in {} pieces between tensors that stay{}", pieces, made),
                 .fix = "segments_that_grow"};
 }
 
 Found find_own_limit(const ReasonFacts& facts) {
   if (!facts.cause || *facts.cause != CauseKind::fraction_cap) return {};
-  return Reason{.id = {},
-                .text = "a limit that the program or its allocator settings chose ended it, and not the GPU",
+  return Reason{.text = "a limit that the program or its allocator settings chose ended it, and not the GPU",
                 .bytes = requested_bytes(facts),
                 .fix = "larger_fraction"};
 }

@@ -25,7 +25,6 @@ Found find_attached_state(const ReasonFacts& f) {
     if (growth.is_collected()) continue;  // the container keeps it, and not the state of the next step
     const std::string line = short_place(place->where);
     return Reason{
-        .id = {},
         .text = fmt::format("recurrent state is not detached: each step keeps the graph of all before it, {} per "
                             "step ({})",
                             with_unit(growth.bytes_per_step), line),
@@ -56,8 +55,7 @@ Reason grows_with_its_data(const ReasonFacts& f, const Growth& growth) {
   }
   const std::string what = data == nullptr ? "" : fmt::format(", as {} gets larger{}", data->referrer, at(data->held));
   const std::string name = data == nullptr ? "batch" : as_written(variable_name(data->referrer));
-  return {.id = {},
-          .text = fmt::format("layers work on more with each step{}: {} more per step in all ({})", what,
+  return {.text = fmt::format("layers work on more with each step{}: {} more per step in all ({})", what,
                               with_unit(sum_per_step(f.growths)), short_place(growth.held)),
           .bytes = sum_grown(f.growths),
           .fix = "as_much_as_before",
@@ -91,8 +89,7 @@ Found find_key_value_cache(const ReasonFacts& f) {
   const Growth* const cache = find_buffer(
       f, [](const Growth& growth) { return growth.held.op == "aten::cat" && is_of_attention(growth.held); });
   if (cache == nullptr) return {};
-  return Reason{.id = {},
-                .text = fmt::format("the key-value cache grows with each token, {} per step ({})",
+  return Reason{.text = fmt::format("the key-value cache grows with each token, {} per step ({})",
                                     with_unit(cache->bytes_per_step), short_place(cache->held)),
                 .bytes = cache->grown_bytes,
                 .fix = "smaller_cache"};
@@ -105,8 +102,7 @@ Found find_growing_buffer(const ReasonFacts& f) {
   // What is a variable of forward() is no result that somebody keeps.
   const bool is_kept = !buffer->referrer.empty() && !is_variable_of_forward(buffer->referrer);
   if (is_of_layer && !is_kept) return grows_with_its_data(f, *buffer);
-  return Reason{.id = {},
-                .text = fmt::format("results are concatenated on the GPU{}, {} more per step ({})",
+  return Reason{.text = fmt::format("results are concatenated on the GPU{}, {} more per step ({})",
                                     buffer->referrer.empty() ? "" : " in " + buffer->referrer,
                                     with_unit(buffer->bytes_per_step), short_place(buffer->held)),
                 .bytes = buffer->grown_bytes,

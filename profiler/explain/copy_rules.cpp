@@ -97,7 +97,6 @@ Found find_second_tensor(const ReasonFacts& facts) {
   const std::string_view name = variable_name(referrer->variable);
   const std::string_view op = failed.where.op.substr(failed.where.op.rfind(':') + 1);
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} makes a second tensor of {} beside {}", failed.where.op, at(failed.where),
                           with_unit(failed.requested_bytes), referrer->variable),
       .bytes = failed.requested_bytes,
@@ -119,8 +118,7 @@ Found find_repeated_rows(const ReasonFacts& facts) {
   const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
   if (alike.count < 3 || !is_large(facts, bytes, 0.5)) return {};
   const Where& where = repetition.result->made;
-  return Reason{.id = {},
-                .text = fmt::format("{}{} copies rows, and what follows is as large: {} tensors of {}", where.op,
+  return Reason{.text = fmt::format("{}{} copies rows, and what follows is as large: {} tensors of {}", where.op,
                                     at(where), alike.count, with_unit(repetition.result->bytes)),
                 .bytes = bytes - bytes / repetition.copies,
                 .fix = "repeat_later"};
@@ -186,7 +184,6 @@ Found find_repeated_tensor(const ReasonFacts& facts) {
           : fmt::format("copies {} {} {} times", name_of(facts, *operand),
                         operand->shape.empty() ? with_unit(operand->bytes) : std::string(operand->shape), copies);
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} {}{}: {} in all", repeated.where.op, at(repeated.where), what,
                           alike.count + (asks ? 1 : 0) > 1 ? ", and what follows is as large" : "", with_unit(bytes)),
       .bytes = bytes / copies * (copies - 1),
@@ -214,8 +211,7 @@ Found find_expanded_copy(const ReasonFacts& facts) {
     how = {
         "y = torch.cat([F.grid_sample(x, part) for part in grid.split(1)])  # x as it is, not expanded: a grid at a "
         "time"};
-  return Reason{.id = {},
-                .text = fmt::format("{}{} writes out a tensor that was expanded or unfolded: {} of at most {}",
+  return Reason{.text = fmt::format("{}{} writes out a tensor that was expanded or unfolded: {} of at most {}",
                                     where.op, at(where), with_unit(bytes), with_unit(largest)),
                 .bytes = bytes,
                 .fix = "repeat_later",
@@ -245,7 +241,6 @@ Found find_large_cast(const ReasonFacts& facts) {
   if (operand.largest == nullptr) return {};
   const Referrer* const referrer = facts.referrers.find(*operand.largest);
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} makes a copy of {} in another type, {} times as large as {}{}", failed->where.op,
                           at(failed->where), with_unit(failed->requested_bytes),
                           failed->requested_bytes / std::max<int64_t>(1, operand.largest->requested_bytes),
@@ -279,7 +274,6 @@ Found find_elementwise_copies(const ReasonFacts& facts) {
   }
   if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("{} results of elementwise ops, {} each, are alive at once ({}): {}", alike.count + 1,
                           with_unit(failed->requested_bytes), name_lines(places), with_unit(bytes)),
       .bytes = bytes - bytes / (alike.count + 1),
@@ -306,8 +300,7 @@ Found find_concatenated_results(const ReasonFacts& facts) {
                              !fails_in_graph(facts).value_or(true);
   if ((referrer == nullptr && !is_of_package) || !is_large(facts, bytes)) return {};
   const std::string keeper = referrer == nullptr ? "" : fmt::format(" in {}", referrer->variable);
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "results are concatenated on the GPU{}{}: {}{} so far, and both are there while {} joins them",
                     keeper, at(failed->where), with_unit(joined), comma_shape(*before.largest), failed->where.op),
                 .bytes = bytes,
@@ -335,7 +328,6 @@ Found find_widened_weights(const ReasonFacts& facts) {
   });
   if (copies.count < kFewest || original.count == 0 || !is_large(facts, copies.bytes)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format(
           "the parameters of '{}' are copied into a type twice as wide{}: {} so far, {} of them more than before",
           keeper, at(failed->where), with_unit(copies.bytes), with_unit(copies.bytes / 2)),

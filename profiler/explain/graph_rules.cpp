@@ -261,7 +261,6 @@ Found find_retained_graph(const ReasonFacts& facts) {
   if (!is_large(facts, kept.bytes) && !(is_large(facts, kept.bytes, kWorth) && lets_request_through(facts, kept.bytes)))
     return {};
   return Reason{
-      .id = {},
       .text = fmt::format("backward(retain_graph=True): backward has gone through this graph, and it still keeps "
                           "{} of activations{}",
                           with_unit(kept.bytes), at(kept.made())),
@@ -278,7 +277,6 @@ Found find_second_derivatives(const ReasonFacts& facts) {
   });
   if (!is_large(facts, all.bytes)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("second derivatives: create_graph=True{} keeps what forward computed, and a graph of its "
                           "backward beside it, {} in all",
                           at(graph.made()), with_unit(all.bytes)),
@@ -300,7 +298,6 @@ Found find_kept_by_functions(const ReasonFacts& facts) {
   });
   if (modules.size() < kSeveral || !is_large(facts, kept.bytes)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("what {} makes in backward stays for {} of the layers that it has been through{}: {}",
                           failed->where.node, modules.size(), at(kept.made()), with_unit(kept.bytes)),
       .bytes = kept.bytes,
@@ -336,8 +333,7 @@ Found find_graph_without_use(const ReasonFacts& facts) {
   const std::string name = name_untrained(facts, graph.module);
   const std::string what = name.empty() ? "a model" : name;
   const std::string line = short_place(graph.made);
-  return Reason{.id = {},
-                .text = fmt::format("{} builds a graph that trains nothing: none of its parameters is an optimizer's, "
+  return Reason{.text = fmt::format("{} builds a graph that trains nothing: none of its parameters is an optimizer's, "
                                     "{} ({})",
                                     what, with_unit(graph.bytes), line),
                 .bytes = graph.bytes,
@@ -352,8 +348,7 @@ Found find_passes_without_backward(const ReasonFacts& facts) {
   if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
   if (find_reference_cycle(facts)) return {};  // no variable keeps these graphs
   const std::string line = short_place(growth->held);
-  return Reason{.id = {},
-                .text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
+  return Reason{.text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
                                     "pass ({}){}",
                                     with_unit(growth->bytes_per_step), line,
                                     growth->referrer.empty() ? "" : ", kept by " + growth->referrer),
@@ -367,8 +362,7 @@ Found find_passes_before_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
   if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || !trains(facts)) return {};
   if (growth->is_collected()) return {};  // its list is to blame, whether a backward pass is to come or not
-  return Reason{.id = {},
-                .text = fmt::format("{} forward passes before the first backward: their graphs hold {} ({})",
+  return Reason{.text = fmt::format("{} forward passes before the first backward: their graphs hold {} ({})",
                                     growth->last_step, with_unit(growth->grown_bytes), short_place(growth->held)),
                 .bytes = growth->grown_bytes,
                 .fix = "backward_of_each_pass"};
@@ -379,8 +373,7 @@ Found find_vectorized(const ReasonFacts& facts) {
   const OutOfMemory& failed = *facts.device.failure;
   constexpr std::string_view kVmap = "_functorch/vmap.py";
   if (contains(failed.stack, kVmap) && is_large(facts, failed.requested_bytes, 0.2)) {
-    return Reason{.id = {},
-                  .text = fmt::format("vmap computes all samples at once: {} for one result ({})",
+    return Reason{.text = fmt::format("vmap computes all samples at once: {} for one result ({})",
                                       with_unit(failed.requested_bytes), short_place(failed.where)),
                   .bytes = failed.requested_bytes,
                   .fix = "vmap_in_chunks"};
@@ -390,8 +383,7 @@ Found find_vectorized(const ReasonFacts& facts) {
   const int64_t bytes = work.bytes + failed.requested_bytes;
   if (failed.phase != Phase::backward || !contains(failed.first_stack, kVmap) || !is_large(facts, bytes, 0.5))
     return {};
-  return Reason{.id = {},
-                .text = fmt::format("vmap computes the gradients of all samples at once: {} ({})", with_unit(bytes),
+  return Reason{.text = fmt::format("vmap computes the gradients of all samples at once: {} ({})", with_unit(bytes),
                                     short_place(failed.where)),
                 .bytes = bytes / 2,
                 .fix = "vmap_in_chunks"};

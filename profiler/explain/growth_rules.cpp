@@ -145,7 +145,6 @@ Reason inner_steps(const Growth& growth) {
           ? "each step is computed from the gradients of the one before, and its graph stays with theirs"
           : growth.referrer + " keeps the graph of the gradients of each step, as it is computed from them";
   return {
-      .id = {},
       .text = fmt::format("create_graph=True{}: {}, {}", at(growth.held), kept, growing_text(growth)),
       .bytes = growth.grown_bytes,
       .fix = "stop_growth",
@@ -157,8 +156,7 @@ Reason inner_steps(const Growth& growth) {
 /// Of autograd.grad() in most programs: no parameter's .grad keeps it.
 Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
   const std::string place = at(growth.held);
-  return {.id = {},
-          .text = fmt::format("create_graph=True: derivatives are kept with graphs of their own{}, {} per step in all",
+  return {.text = fmt::format("create_graph=True: derivatives are kept with graphs of their own{}, {} per step in all",
                               place.empty() ? "" : ", of the ops" + place, with_unit(sum_per_step(facts.growths))),
           .bytes = sum_grown(facts.growths),
           .fix = "stop_growth",
@@ -272,8 +270,7 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
     return counts;
   });
   if (steps.size() < 2 || !is_large(facts, earlier.bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} keeps graphs of {} earlier steps{}, {}", variable, steps.size(),
+  return Reason{.text = fmt::format("{} keeps graphs of {} earlier steps{}, {}", variable, steps.size(),
                                     at(earlier.made()), with_unit(earlier.bytes)),
                 .bytes = earlier.bytes,
                 .fix = "results_to_host",
@@ -296,7 +293,6 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (is_known && !any) return {};
   if (sum_category(facts, Category::gradient).count == 0) return differentiated_again(facts, *growth);
   return Reason{
-      .id = {},
       .text = fmt::format("backward(create_graph=True){}: tensors and their .grad keep one another and the graph, {}",
                           at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
@@ -315,7 +311,6 @@ Found find_growing_model(const ReasonFacts& facts) {
       sum_blocks(facts, [&](const LiveBlock& block) { return is_grown(block) && is_of_models(block.category); });
   if (of_model.bytes * 2 <= all.bytes) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("the model itself grows: {} makes parameters and the optimizer's state larger{}, {} "
                           "more per step, and their gradients with them",
                           growth->held.op.empty() ? "the program" : growth->held.op, at(growth->held),
@@ -336,7 +331,6 @@ Found find_handed_states(const ReasonFacts& facts) {
   }
   if (states.empty()) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("a state that modules keep from one call to the next, {}, keeps the graph of all calls{}, {}",
                           states.front(), at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
@@ -361,8 +355,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
       is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
   constexpr std::string_view kWaits = "; no backward for the parameters has run yet";
   const std::string handed = states.empty() ? "" : fmt::format("; {} hands it to the next", fmt::join(states, ", "));
-  return Reason{.id = {},
-                .text = fmt::format("{} keeps the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
+  return Reason{.text = fmt::format("{} keeps the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
                                     with_unit(per_step), handed, waits_for_backward(facts) ? kWaits : ""),
                 .bytes = collected != nullptr ? sum_grown(facts.growths) : growth->grown_bytes,
                 .fix = "stop_growth",
@@ -400,7 +393,6 @@ Found find_small_views(const ReasonFacts& facts) {
   const bool keep_it_all = bytes * 2 > growth->grown_bytes || (tensors > 0 && views > kManyParts * tensors);
   if (views * 2 <= all || keep_it_all) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("a view keeps its whole tensor: {}{} {} parts, {} in all, of tensors of {}{}",
                           growth->referrer.empty() ? "a variable" : growth->referrer,
                           growth->is_collected() || growth->referrer.empty() ? " keeps" : " and others keep", views,
@@ -416,8 +408,7 @@ Found find_kept_tensors(const ReasonFacts& facts) {
   const bool of_weights = is_as_large_as_weights(facts, *growth);
   const std::string what =
       fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
-  return Reason{.id = {},
-                .text = growth->referrer.empty()
+  return Reason{.text = growth->referrer.empty()
                             ? fmt::format("{} are kept, {}", what, growing_text(*growth))
                             : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
                 .bytes = growth->grown_bytes,
@@ -435,7 +426,6 @@ Found find_kept_traceback(const ReasonFacts& facts) {
   int64_t bytes = 0;
   for (const Growth& one : facts.growths) bytes += contains(one.referrer, kFrameOfTraceback) ? one.grown_bytes : 0;
   return Reason{
-      .id = {},
       .text = fmt::format("exceptions are kept in {}: the traceback of each keeps the frames of its calls, and {} "
                           "of tensors in their variables",
                           name, with_unit(bytes)),
@@ -447,8 +437,7 @@ Found find_kept_traceback(const ReasonFacts& facts) {
 namespace {
 
 Reason output_on_context(const std::string& what, int64_t bytes) {
-  return {.id = {},
-          .text = fmt::format("{}: an output that is put on ctx keeps its node, and that keeps ctx", what),
+  return {.text = fmt::format("{}: an output that is put on ctx keeps its node, and that keeps ctx", what),
           .bytes = bytes,
           .fix = "save_output",
           .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
@@ -530,7 +519,6 @@ Found find_few_kept_tensors(const ReasonFacts& facts) {
   const bool is_closure = variable.starts_with("function ");
   const bool is_replaced = variable.starts_with("attribute ") || variable.starts_with("tuple ");
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} keeps tensors of earlier steps{}: {}", variable,
                           kept.size() > 1 ? " and others like it" : "", at(share.made()), with_unit(bytes)),
       .bytes = bytes,
@@ -598,8 +586,7 @@ void add_filled_beside(const std::map<std::string_view, Share>& held, Collected&
 
 /// A container of tensors that were made before the first step, to be filled: a cache, say.
 Reason made_in_advance(const Collected& found) {
-  return Reason{.id = {},
-                .text = fmt::format("{} has {} tensors that were made in advance{}, to be filled: {}", found.variable,
+  return Reason{.text = fmt::format("{} has {} tensors that were made in advance{}, to be filled: {}", found.variable,
                                     found.share.count, at(found.share.made()), with_unit(found.share.bytes)),
                 .bytes = found.share.bytes / 2,
                 .fix = "smaller_cache",
@@ -654,7 +641,6 @@ Found name_collected(const ReasonFacts& facts, double part) {
                                         object.empty() ? "" : fmt::format("; of a metric: {}.reset()", object)));
   }
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} {} results{}{}: {}", variable,
                           beside.empty() ? " keeps" : fmt::format(" and {} keep", fmt::join(beside, ", ")), share.count,
                           is_of_graph         ? ", its own and those of the graph behind them,"
@@ -674,7 +660,6 @@ Found find_joined_collection(const ReasonFacts& facts) {
   if (static_cast<double>(found->share.bytes) < 0.8 * part || 0.8 * static_cast<double>(found->share.bytes) > part)
     return {};
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} joins the {} tensors of {} ({}): {} more, while all of them are still there",
                           failed_in(facts).op, at(failed_in(facts)), found->share.count, found->variable,
                           with_unit(found->share.bytes), with_unit(requested_bytes(facts))),
@@ -698,7 +683,6 @@ Found find_joined_results(const ReasonFacts& facts) {
   if (!consists_of_tensors(facts, *growth) || !joins(failed_in(facts))) return {};
   if (static_cast<double>(requested) < kMost * static_cast<double>(growth->grown_bytes)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} joins what {} keeps of each step ({}): {} more, while all parts are still there",
                           failed_in(facts).op, at(failed_in(facts)),
                           growth->referrer.empty() ? "the program" : growth->referrer, growing_text(*growth),

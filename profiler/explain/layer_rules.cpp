@@ -51,7 +51,6 @@ Found find_results_of_each_layer(const ReasonFacts& facts) {
   if (!is_large(facts, results.bytes, kWorth)) return {};
   const bool one_keeps_most = keepers.count_of_most() * 2 > results.count;
   return Reason{
-      .id = {},
       .text = fmt::format("a result of each of {} layers is kept: {} of '{}'{}{}{}", modules.size(),
                           with_unit(results.bytes), fold_indices(results.largest->made.module), at(results.made()),
                           comma_shape(*results.largest), one_keeps_most ? fmt::format(", by {}", keepers.most()) : ""),
@@ -74,8 +73,7 @@ Found find_cache_made_anew(const ReasonFacts& facts) {
       sum_blocks(facts, [&](const LiveBlock& block) { return is_of_line(block) && block.step == failed->step; });
   if (old.count < kFewest || fresh.count < kFewest || !is_large(facts, old.bytes, kWorth)) return {};
   const Referrer* const referrer = facts.referrers.find(*old.largest);
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "{}{} makes a cache anew while that of the step before is still there: {} of it{}, and {} of "
                     "the new one so far",
                     failed->where.op, at(failed->where), with_unit(old.bytes),
@@ -102,7 +100,6 @@ Found find_graph_without_layers(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(turns, {}, [](const auto& entry) { return entry.second; });
   if (most == turns.end() || most->second < kFewestTurns || !is_large(facts, bytes, kWorth)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("a loop keeps autograd graphs: no backward has followed, and no optimizer is there; "
                           "{} results of one line alone live, and all hold at least {}{}",
                           most->second, with_unit(bytes), at(failed->where)),

@@ -74,7 +74,6 @@ Reason names_loaded(const Share& loaded, std::string_view stack = {}) {
                                  "del state  # as soon as the model and the optimizer have it"};
   if (may_be_copies) lines.emplace_back(kCopyOnHost);
   return Reason{
-      .id = {},
       .text = may_be_copies
                   ? fmt::format("torch.load, or copy.deepcopy of a state dict, put tensors onto the "
                                 "GPU in step {}: {}",
@@ -194,8 +193,7 @@ Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const
         return is_data(block) && !block.made.module.empty() && block.born > first->born && block.born < last->born;
       });
   if (!are_apart) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} layers of {} went to the GPU one after another{}, and none went back: {}",
+  return Reason{.text = fmt::format("{} layers of {} went to the GPU one after another{}, and none went back: {}",
                                     twins.models, model, at(twins.parameters.front()->made), with_unit(twins.bytes)),
                 .bytes = twins.bytes - twins.bytes / twins.models,
                 .fix = "drop_models",
@@ -228,7 +226,6 @@ Found find_several_models(const ReasonFacts& facts) {
   if (const std::string model = find_model_of_layers(facts, *twins); !model.empty())
     return layers_that_stay(facts, model, *twins);
   return Reason{
-      .id = {},
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
                           twins->models, with_unit(twins->bytes)),
       .bytes = twins->bytes - twins->bytes / twins->models,
@@ -258,7 +255,6 @@ Found find_joined_weights(const ReasonFacts& facts) {
   const int64_t bytes = joined.bytes + (asks ? requested_bytes(facts) : 0);
   if (joined.count < 2 || others.bytes < joined.bytes || !is_large(facts, bytes, 0.2)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("weights are joined to new ones{}, {}, while those that they are made of are still there: {}",
                           at(joined.made()), with_unit(bytes), with_unit(others.bytes)),
       .bytes = joined.bytes,
@@ -273,7 +269,6 @@ Found find_weight_copies(const ReasonFacts& facts) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   if (const Share clones = find_clones(facts); is_large(facts, clones.bytes)) {
     return Reason{
-        .id = {},
         .text = fmt::format("{} tensors are on the GPU twice: copies that were made{}, {}, beside the tensors "
                             "they are copies of",
                             clones.count, at(clones.made()), with_unit(clones.bytes)),
@@ -291,8 +286,7 @@ Found find_weight_copies(const ReasonFacts& facts) {
   if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
   if (!is_large(facts, goes_on ? std::max(bytes, parameters) : bytes, 0.15)) return {};
   if (goes_on) {
-    return Reason{.id = {},
-                  .text = fmt::format(
+    return Reason{.text = fmt::format(
                       "another model of the same layers goes to the GPU{}, while the one before is still there: {} "
                       "beside {} of parameters",
                       at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
@@ -305,7 +299,6 @@ Found find_weight_copies(const ReasonFacts& facts) {
   const bool is_model = copies.made().op == "aten::to" && !module_of(facts.referrers.find(*copies.largest)).empty();
   if (is_model) {  // and no copy of one: it was made on the host
     return Reason{
-        .id = {},
         .text = fmt::format("another model of the same layers is on the GPU{}, and none of its layers has been "
                             "called so far: {} beside {} of parameters",
                             at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
@@ -315,7 +308,6 @@ Found find_weight_copies(const ReasonFacts& facts) {
                 "host until it is called: model.cpu()"}};
   }
   return Reason{
-      .id = {},
       .text = fmt::format("another copy of the model's weights is kept on the GPU{}: {} beside {} of parameters",
                           at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
       .bytes = copies.bytes,
@@ -333,7 +325,6 @@ Found find_model_being_made(const ReasonFacts& facts) {
   const Share parameters = sum_models(facts);
   if (failed->where.source.empty() || of_line.count < 2 || !is_large(facts, parameters.bytes, 0.2)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("another model of the same layers is made on the GPU{}, while the one before is still "
                           "there: {} of parameters, gradients and optimizer state",
                           at(failed->where), with_unit(parameters.bytes)),
@@ -355,7 +346,6 @@ Found find_copied_weight(const ReasonFacts& facts) {
   if (as_large.count == 0) return {};
   const Share parameters = sum_category(facts, Category::parameter);
   return Reason{
-      .id = {},
       .text = fmt::format("weights go to the GPU{} while the same are there: {} as large as {}, and the model "
                           "there has {} of parameters",
                           at(failed->where), with_unit(failed->requested_bytes), as_large.largest->name,
@@ -384,8 +374,7 @@ Found find_idle_model(const ReasonFacts& facts) {
   if (most == models.end() || !is_large(facts, most->second.bytes, 0.2)) return {};
   const auto& [name, share] = *most;
   if (!lets_request_through(facts, share.bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
+  return Reason{.text = fmt::format("{} went to the GPU{}, and none of its layers has been called so far: {}", name,
                                     at(share.made()), with_unit(share.bytes)),
                 .bytes = share.bytes,
                 .fix = "model_later",
@@ -423,7 +412,6 @@ Found find_moved_model(const ReasonFacts& facts) {
   const Share others = sum_models(facts);
   if (!moved || !is_large(facts, others.bytes, 0.2)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("another model goes to the GPU{}, '{}', while the one before is still there: {} of it so "
                           "far beside {} of parameters, gradients and optimizer state",
                           at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
@@ -441,7 +429,6 @@ Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
   if (type != "float32" && type != "float64")
     how = {"from_pretrained(…, device_map=\"auto\")  # layers that do not fit stay on the host; or quantized weights"};
   return Reason{
-      .id = {},
       .text = fmt::format("the weights alone do not fit: {} of '{}' have come to the GPU{}{}, and more are to come",
                           with_unit(moved->share.bytes), moved->name, at(failed_in(facts)),
                           type.empty() ? "" : fmt::format(", as {}", type)),
@@ -478,8 +465,7 @@ Found find_weights_being_made(const ReasonFacts& facts) {
     return is_weight;
   });
   if (made.count < kManyWeights || sizes.size() < kSeveralSizes || !is_large(facts, made.bytes, 0.5)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("the weights alone do not fit: {} of a model have been made on the GPU{}, and more "
+  return Reason{.text = fmt::format("the weights alone do not fit: {} of a model have been made on the GPU{}, and more "
                                     "are to come",
                                     with_unit(made.bytes), at(failed->where)),
                 .bytes = (made.bytes + requested_bytes(facts)) / 2,
@@ -556,8 +542,7 @@ Found find_deleted_model(const ReasonFacts& facts) {
                     "  # or made under torch.no_grad()");
   }
   if (how.empty()) return reference_cycle("a model's weights, " + name_share_of_model(left), left.bytes);
-  return Reason{.id = {},
-                .text = fmt::format("no variable leads to the weights of a model any more, {}: graphs keep them, of {}",
+  return Reason{.text = fmt::format("no variable leads to the weights of a model any more, {}: graphs keep them, of {}",
                                     name_share_of_model(left), fmt::join(holders, " and ")),
                 .bytes = left.bytes,
                 .fix = "delete_outputs",
@@ -573,7 +558,6 @@ Found find_unused_weights(const ReasonFacts& facts) {
   const Referrer* const referrer = facts.referrers.find(*unused.largest);
   const std::string_view model = module_of(referrer);
   return Reason{
-      .id = {},
       .text = fmt::format("weights that this step does not use are on the GPU: {}{}", name_share_of_model(unused),
                           referrer != nullptr ? fmt::format(", kept by {}", referrer->variable) : ""),
       .bytes = unused.bytes,
@@ -587,7 +571,6 @@ Found find_deep_copies(const ReasonFacts& facts) {
   const int64_t bytes = find_tensors_of_files(facts).bytes + requested_bytes(facts);
   const std::vector<StackCall> calls = parse_stack(failure(facts)->stack);
   return Reason{
-      .id = {},
       .text = fmt::format("copy.deepcopy makes tensors as large as the weights beside them on the GPU{}: {}",
                           calls.empty() ? "" : fmt::format(" at {}", calls.front().short_place()), with_unit(bytes)),
       .bytes = bytes,
@@ -627,7 +610,6 @@ Found find_large_layer(const ReasonFacts& facts) {
   const int64_t bytes = alike.bytes + (asks ? requested_bytes(facts) : 0);
   if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("one layer has most of the parameters: {} {}, {}, and as much for its gradient and "
                           "for each moment of the optimizer",
                           weight->name.empty() ? "a weight" : weight->name, weight->shape, with_unit(weight->bytes)),
@@ -646,8 +628,7 @@ Found find_gradients_of_frozen(const ReasonFacts& facts) {
   const int64_t needless = gradients.bytes - trained.bytes;
   if (trained.count == 0 || facts.device.sharded || needless < trained.bytes || !is_large(facts, needless, 0.15))
     return {};
-  return Reason{.id = {},
-                .text = fmt::format("parameters that no optimizer trains have gradients: {} for {} that are trained",
+  return Reason{.text = fmt::format("parameters that no optimizer trains have gradients: {} for {} that are trained",
                                     with_unit(gradients.bytes), with_unit(trained.bytes)),
                 .bytes = needless,
                 .fix = "freeze_the_rest",
@@ -698,7 +679,6 @@ Found find_earlier_optimizer(const ReasonFacts& facts) {
   const Referrer* const referrer = facts.referrers.find(*earliest);
   const std::string_view name = referrer == nullptr ? "" : container_name(referrer->variable);
   return Reason{
-      .id = {},
       .text = fmt::format("the state of an optimizer of before is still there beside that of a new one: {}{}",
                           with_unit(earlier.bytes),
                           referrer == nullptr ? "" : ", kept by " + std::string(referrer->variable)),
@@ -759,12 +739,10 @@ Found find_whole_step(const ReasonFacts& facts) {
   if (!is_large(facts, models.bytes + of_step, kMostOfAll)) return {};
   const std::string data = describe_largest_data(facts);
   if (!data.empty() && is_large(facts, of_step, kMostOfData)) {
-    return Reason{.id = {},
-                  .text = fmt::format("one step works on all of {} at once: {} of data and what layers make of it",
+    return Reason{.text = fmt::format("one step works on all of {} at once: {} of data and what layers make of it",
                                       data, with_unit(of_step))};
   }
-  return Reason{.id = {},
-                .text = describe_model_and_data(facts, sum_category(facts, Category::parameter).bytes, of_step)};
+  return Reason{.text = describe_model_and_data(facts, sum_category(facts, Category::parameter).bytes, of_step)};
 }
 
 Found find_model_states(const ReasonFacts& facts) {
@@ -789,7 +767,6 @@ Found find_model_states(const ReasonFacts& facts) {
   const std::string largest =
       is_notable ? fmt::format(" (the largest {} {}, {})", weight->name, weight->shape, with_unit(weight->bytes)) : "";
   return Reason{
-      .id = {},
       .text = fmt::format("the model itself: {} of parameters{}, {} of gradients and {} of {} state so far",
                           with_unit(parameters.bytes), largest, with_unit(gradients.bytes), with_unit(states.bytes),
                           optimizer.empty() ? "the optimizer's" : std::string(optimizer) + "'s"),

@@ -536,8 +536,7 @@ Found find_attention_scores(const ReasonFacts& facts) {
     lines.push_back(
         fmt::format("del {}  # else as soon as it has served: a name keeps its tensor until the function ends",
                     variable_name(referrer->variable)));
-  return Reason{.id = {},
-                .text = fmt::format("attention without a fused kernel: scores of length × length{}{}, {} in all", shape,
+  return Reason{.text = fmt::format("attention without a fused kernel: scores of length × length{}{}, {} in all", shape,
                                     at(made), with_unit(scores.bytes)),
                 .bytes = scores.bytes,
                 .fix = "fused_attention",
@@ -552,7 +551,6 @@ Found find_intermediate_of_product(const ReasonFacts& facts) {
   if (!found || !found->alike.empty() || (!multiplies_elements && !copies_operand(where))) return {};
   const std::string bytes = with_unit(requested_bytes(facts));
   return Reason{
-      .id = {},
       .text = multiplies_elements
                   ? fmt::format("{}{} multiplies two of its operands before it sums: their products take {}", where.op,
                                 at(where), bytes)
@@ -585,7 +583,6 @@ Found find_intermediates_of_einsum(const ReasonFacts& facts) {
   const bool is_first = made.bytes * 4 < failed->requested_bytes;  // it may be the result
   if (is_first || failed->requested_bytes < kMuchLarger * given || !is_large(facts, bytes, 0.5)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("aten::einsum{} makes tensors of up to {} on its way, and no tensor that it is given has "
                           "more than {}: the order of its operands decides",
                           at(failed->where), with_unit(failed->requested_bytes), with_unit(given)),
@@ -635,8 +632,7 @@ Found find_all_pairs(const ReasonFacts& facts) {
     others = fmt::format(", and {} as large of this line are alive", matrix.count);
     lines.emplace_back("for model in models: reduce(pairs(model))  # of several, one after the other");
   }
-  return Reason{.id = {},
-                .text = fmt::format("all pairs at once{}: {}{}", at(where), what, others),
+  return Reason{.text = fmt::format("all pairs at once{}: {}{}", at(where), what, others),
                 .bytes = bytes,
                 .fix = "pairs_in_chunks",
                 .how = std::move(lines)};
@@ -657,8 +653,8 @@ Found find_tensors_of_pairs(const ReasonFacts& facts) {
   });
   if (pairs.largest == nullptr) return {};
   const LiveBlock* const largest = pairs.largest;
-  if (is_square(
-          parse_shape(largest->shape))) {  // shapes are known of few; those of the line that failed are of its kind
+  // Shapes are known of few; what is as large is of its kind, as what was requested.
+  if (is_square(parse_shape(largest->shape))) {
     pairs = sum_blocks(facts, [&](const LiveBlock& block) {
       return is_data(block) && is_of_as_many(block.requested_bytes, largest->requested_bytes);
     });
@@ -668,7 +664,6 @@ Found find_tensors_of_pairs(const ReasonFacts& facts) {
   }
   if (pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(largest->made),
                           pairs.count, largest->shape, with_unit(pairs.bytes)),
       .bytes = pairs.bytes,
@@ -701,7 +696,6 @@ Found find_indexed_pairs(const ReasonFacts& facts) {
   const int64_t rows = parse_shape(table->shape)[0];
   const Referrer* const referrer = facts.referrers.find(*table);
   return Reason{
-      .id = {},
       .text = fmt::format("each of {0} indices is looked up in each of {0} rows{1}: [{0}, {0}] of {2}{3}, while "
                           "one of each row is on the diagonal",
                           rows, at(failed->where), referrer == nullptr ? "a tensor" : referrer->variable,
@@ -720,8 +714,7 @@ Found find_enlarged(const ReasonFacts& facts) {
   const bool may_be_batch = builds_graph(facts).value_or(false) && found && found->first.module.empty();
   if (maker == nullptr && found && gathers(found->first) && !may_be_batch) maker = &found->first;
   if (maker == nullptr) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
+  return Reason{.text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
                                     with_unit(found->bytes), with_unit(found->largest_other_bytes)),
                 .bytes = found->bytes,
                 .fix = "enlarge_in_parts",

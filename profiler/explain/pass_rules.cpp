@@ -320,7 +320,7 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   if (evaluation != calls.end()) {
     how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
   }
-  return Reason{.id = {}, .text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
+  return Reason{.text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }
 
 // A model in evaluation mode of a program that has trained: what its layers make is kept for nothing, however large each of it is.
@@ -343,8 +343,7 @@ Found find_graphs_without_backward(const ReasonFacts& f) {
   if (of_several && of_several->bytes > kept.bytes) return of_several;
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   const std::string place = find_caller_of_model(calls, failure.where);
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "evaluation keeps autograd graphs: no backward has followed any of {} forward passes, and this "
                     "one keeps {} for one ({})",
                     failure.step - 1, with_unit(kept.bytes), place),
@@ -373,8 +372,7 @@ Found find_several_passes(const ReasonFacts& f) {
     return {};
   const std::string holder = find_holder_of_graphs(f);
   const bool is_rollout = is_state_of_passes(f, holder);
-  return Reason{.id = {},
-                .text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
+  return Reason{.text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
                                     is_rollout ? ", each from what the one before made, " + holder : "",
                                     with_unit(kept.bytes), short_place(failure.where)),
                 .bytes = kept.bytes,
@@ -406,8 +404,7 @@ Found find_unrolled_sequence(const ReasonFacts& f) {
         "fewer turns",
         std::string(find_fix("truncated_backward")->lines)};
   }
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "{} turns of a loop{} run before backward(): the graphs of all of them hold {} ({})", kept.turns,
                     how.empty() ? " (positions of a sequence)" : "", with_unit(bytes), short_place(kept.most)),
                 .bytes = bytes,
@@ -443,8 +440,7 @@ Found find_graphs_of_loop(const ReasonFacts& f) {
   if (most == by_turns.end()) return {};
   const auto& [turns, kept] = *most;
   if (kept.ops < kFewestOps || !is_large(f, kept.bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
+  return Reason{.text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
                                     turns, with_unit(kept.bytes), short_place(kept.largest->made)),
                 .bytes = kept.bytes,
                 .fix = "backward_of_each_pass"};

@@ -206,8 +206,7 @@ Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
     lines.emplace_back("with torch.no_grad():  # around writes in place that nothing differentiates");
     lines.emplace_back("tensor.part = tensor[...].clone()  # a view that its own tensor keeps refers to it");
   }
-  return {.id = {},
-          .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
+  return {.text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
                               what,
                               of_graphs ? " (a hook of autograd, or a write in place, that refers to its own graph "
                                           "waits forever)"

@@ -93,7 +93,6 @@ Found names_one_pool(int64_t bytes, const std::vector<int64_t>& segments) {
   constexpr size_t kSeveral = 4;
   if (segments.size() < kSeveral) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("the private memory pool of CUDA graphs holds {} in {} segments of up to {}: a graph reuses "
                           "what those captured before it needed only where it needs no more",
                           with_unit(bytes), segments.size(), with_unit(std::ranges::max(segments))),
@@ -110,8 +109,7 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
   const Share saved = sum_category(facts, Category::activation);
   const bool is_of_segments = failed->phase == Phase::forward && contains(failed->stack, "checkpoint_sequential");
   if (is_of_segments && is_large(facts, saved.bytes, 0.5)) {
-    return Reason{.id = {},
-                  .text = fmt::format("checkpoint_sequential does not checkpoint its last segment, which holds {}: too "
+    return Reason{.text = fmt::format("checkpoint_sequential does not checkpoint its last segment, which holds {}: too "
                                       "few segments",
                                       with_unit(saved.bytes)),
                   .bytes = saved.bytes,
@@ -124,7 +122,6 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
   });
   if (!is_large(facts, again.bytes, 0.5)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("one checkpoint around too much: its recomputation holds {} at once", with_unit(again.bytes)),
       .bytes = again.bytes,
       .fix = "finer_checkpoints",
@@ -140,7 +137,6 @@ Found find_checkpoints_without_effect(const ReasonFacts& facts) {
   if (runs_checkpoints(facts) || !is_large(facts, saved.bytes)) return {};
   const std::string_view mode = failed->modules_evaluate ? ", and the model is in evaluation mode" : "";
   return Reason{
-      .id = {},
       .text = fmt::format("checkpointing has no effect: a layer's attribute asks for it{}, but nothing is "
                           "checkpointed, and {} of activations are kept{}",
                           mode, with_unit(saved.bytes), at(saved.made())),
@@ -158,8 +154,7 @@ Found find_copied_gradient(const ReasonFacts& facts) {
   if (failed == nullptr || !contains(failed->where.node, "AccumulateGrad")) return {};
   const bool is_copy = any_op(failed->where, {"aten::new_empty_strided", "aten::empty_strided", "aten::clone"});
   if (!is_copy || !is_large(facts, failed->requested_bytes, 0.2)) return {};
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "a gradient of {} is copied as it is put into .grad, as something else refers to it too, or it "
                     "has other strides than its tensor",
                     with_unit(failed->requested_bytes)),
@@ -172,8 +167,7 @@ Found find_autocast_cache(const ReasonFacts& facts) {
   if (!is_large(facts, use.cache_bytes, 0.2)) return {};
   const bool infers = facts.device.attribution.backward_bytes == 0;
   if (!infers) return {};  // backward needs them
-  return Reason{.id = {},
-                .text = fmt::format("autocast's weight cache: {} of casts are kept until the autocast region ends",
+  return Reason{.text = fmt::format("autocast's weight cache: {} of casts are kept until the autocast region ends",
                                     with_unit(use.cache_bytes)),
                 .bytes = use.cache_bytes,
                 .fix = "autocast_without_cache",
@@ -184,8 +178,7 @@ Found find_autocast_cache(const ReasonFacts& facts) {
 Found find_repeated_casts(const ReasonFacts& facts) {
   const AutocastUse use = find_autocast(facts.device.state);
   if (!is_large(facts, use.repeated_bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("autocast casts the same weights again and again{}: {} casts are kept for backward "
+  return Reason{.text = fmt::format("autocast casts the same weights again and again{}: {} casts are kept for backward "
                                     "beside the first of each, {}",
                                     at(failed_in(facts)), use.repeated_count, with_unit(use.repeated_bytes)),
                 .bytes = use.repeated_bytes,
@@ -205,8 +198,7 @@ Found find_optimizer_temporaries(const ReasonFacts& facts) {
     return block.category != Category::optimizer_state && is_foreach(block.made);
   });
   if (!is_large(facts, temporaries.bytes + (is_foreach(failed->where) ? failed->requested_bytes : 0), 0.1)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("the optimizer's step works on all parameters at once (foreach): {} of temporaries",
+  return Reason{.text = fmt::format("the optimizer's step works on all parameters at once (foreach): {} of temporaries",
                                     with_unit(temporaries.bytes + failed->requested_bytes)),
                 .bytes = temporaries.bytes + failed->requested_bytes,
                 .fix = "fused_or_single"};
@@ -218,8 +210,7 @@ Found find_caught(const ReasonFacts& facts) {
   const auto caught = std::ranges::find(facts.device.ooms, Outcome::caught, &OutOfMemory::outcome);
   if (caught == facts.device.ooms.end() || caught->event >= failed->event) return {};
   if (!is_large(facts, std::min(caught->allocated_bytes, failed->allocated_bytes))) return {};
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "the handler of an earlier out-of-memory error{} still holds its traceback, whose frames keep {}",
                     at(caught->where), with_unit(caught->allocated_bytes)),
                 .bytes = caught->allocated_bytes,
@@ -239,8 +230,7 @@ Found find_private_pools(const ReasonFacts& facts) {
   for (const auto& [pool, reserved] : pools) bytes += reserved;
   if (pools.empty() || !is_large(facts, bytes)) return {};
   if (pools.size() == 1) return names_one_pool(bytes, sizes);
-  return Reason{.id = {},
-                .text = fmt::format("{} private memory pools of CUDA graphs hold {}, each for itself", pools.size(),
+  return Reason{.text = fmt::format("{} private memory pools of CUDA graphs hold {}, each for itself", pools.size(),
                                     with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "one_graph_pool",
@@ -308,8 +298,7 @@ Found find_logits(const ReasonFacts& facts) {
                 : "",
       with_unit(bytes));
   const bool in_graph = builds_graph(facts).value_or(learns(facts));
-  return Reason{.id = {},
-                .text = text,
+  return Reason{.text = text,
                 .bytes = bytes,
                 .fix = in_graph ? "loss_in_chunks" : "logits_in_parts",
                 .how = lines_for_logits(is_copied, in_graph)};
@@ -325,8 +314,7 @@ Found find_embedding_gradients(const ReasonFacts& facts) {
       gradients.bytes + (failed != nullptr && is_embedding(failed->where) ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes, 0.2)) return {};
   const Where where = gradients.largest != nullptr ? gradients.made() : failed_in(facts);
-  return Reason{.id = {},
-                .text = fmt::format("dense gradients of an embedding{}: {}, as large as the tables, for a few rows",
+  return Reason{.text = fmt::format("dense gradients of an embedding{}: {}, as large as the tables, for a few rows",
                                     at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "sparse_embedding",
@@ -337,8 +325,7 @@ Found find_sparse_operand(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !failed->where.node.starts_with("Sparse") || !is_large(facts, failed->requested_bytes))
     return {};
-  return Reason{.id = {},
-                .text = fmt::format("a dense gradient of a sparse matrix{}: {}", at(failed->where),
+  return Reason{.text = fmt::format("a dense gradient of a sparse matrix{}: {}", at(failed->where),
                                     with_unit(failed->requested_bytes)),
                 .bytes = failed->requested_bytes,
                 .fix = "no_sparse_gradient",
@@ -387,7 +374,6 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
   });
   if (leads_to_graph && by_graph * 2 > earlier.bytes && facts.device.attribution.backward_bytes > 0) {
     return Reason{
-        .id = {},
         .text = fmt::format("a graph of step {} through which no backward ran is still alive in step {}{}{}: {}",
                             earlier.largest->step, now, at(earlier.made()), of_names, with_unit(earlier.bytes)),
         .bytes = earlier.bytes,
@@ -396,8 +382,7 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
                             names.empty() ? "them" : all_names),
                 line}};
   }
-  return Reason{.id = {},
-                .text = fmt::format("tensors of step {} are still alive in step {}{}{}: {}", earlier.largest->step, now,
+  return Reason{.text = fmt::format("tensors of step {} are still alive in step {}{}{}: {}", earlier.largest->step, now,
                                     at(earlier.made()), of_names, with_unit(earlier.bytes)),
                 .bytes = earlier.bytes,
                 .fix = "delete_outputs",
@@ -444,7 +429,6 @@ Found find_replaced_variables(const ReasonFacts& facts) {
     return {};
   const std::string all_names = fmt::format("{}", fmt::join(names, ", "));
   return Reason{
-      .id = {},
       .text = fmt::format("what the turn of the loop before has made is still there as the next is made{}: {}, {}",
                           at(failed->where), all_names, with_unit(replaced.bytes)),
       .bytes = replaced.bytes,

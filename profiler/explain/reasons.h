@@ -15,8 +15,8 @@ namespace oomdiag {
 
 /// Why so much is held or requested, as a programmer would say it: the second level of a cause.
 struct Reason {
-  std::string id;
-  std::string text;
+  std::string id{};  ///< that of the row that found it
+  std::string text{};
   int64_t bytes = 0;
   std::string fix{};
   std::vector<std::string> how{};

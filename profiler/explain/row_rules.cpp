@@ -67,8 +67,7 @@ Found find_gathered_rows(const ReasonFacts& facts) {
   });
   if (others.largest == nullptr || rows.largest->bytes < kSeveral * others.largest->bytes) return {};
   const std::string shape(rows.largest->shape);
-  return Reason{.id = {},
-                .text = fmt::format("{}{} copies rows: {}{} of at most {}", rows.made().op, at(rows.made()),
+  return Reason{.text = fmt::format("{}{} copies rows: {}{} of at most {}", rows.made().op, at(rows.made()),
                                     with_unit(rows.bytes), shape.empty() ? "" : ", as " + shape + ",",
                                     with_unit(others.largest->bytes)),
                 .bytes = rows.bytes - others.largest->bytes,
@@ -102,7 +101,6 @@ Found find_copied_rows_of_table(const ReasonFacts& facts) {
   const Where made = rows.largest != nullptr ? rows.made() : failed->where;
   const LiveBlock& table = *table_of(made);
   return Reason{
-      .id = {},
       .text = fmt::format("{}{} copies a row of {}{} for each of its indices: {} of {}", made.op, at(made), table.name,
                           table.shape.empty() ? "" : fmt::format(" {}", table.shape), with_unit(bytes),
                           with_unit(table.bytes)),
@@ -122,7 +120,6 @@ Found find_wide_index(const ReasonFacts& facts) {
   if (!selects || indices.largest == nullptr || !is_large(facts, indices.bytes)) return {};
   const Referrer* const referrer = facts.referrers.find(*indices.largest);
   return Reason{
-      .id = {},
       .text = fmt::format("an index of 64 bits for each element{}: {} {}, {}", at(indices.made()),
                           referrer == nullptr ? "a tensor of" : referrer->variable, indices.largest->shape,
                           with_unit(indices.bytes)),
@@ -140,8 +137,7 @@ Found find_large_result(const ReasonFacts& facts) {
   if (is_of_layer || builds_graph(facts).value_or(false) || !is_large(facts, failed->requested_bytes)) return {};
   const int64_t parameters = sum_category(facts, Category::parameter).bytes;
   const bool is_of_model = std::abs(failed->requested_bytes - parameters) * 20 < parameters;
-  return Reason{.id = {},
-                .text = fmt::format("one tensor of {}{}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
+  return Reason{.text = fmt::format("one tensor of {}{}: {}{} makes it at once{}", with_unit(failed->requested_bytes),
                                     is_of_model ? ", as much as all parameters take" : "", where.op, at(where),
                                     beside_largest(facts, failed->requested_bytes)),
                 .bytes = failed->requested_bytes,
@@ -166,8 +162,7 @@ Found find_equal_rows(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(alike, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == alike.end() || most->second.count < kSeveral || !is_large(facts, most->second.bytes, 0.5)) return {};
   const auto& [shape, rows] = *most;
-  return Reason{.id = {},
-                .text = fmt::format("{} tensors of {} rows are there at once, the largest{}: {} in all", rows.count,
+  return Reason{.text = fmt::format("{} tensors of {} rows are there at once, the largest{}: {} in all", rows.count,
                                     fmt::join(shape, " × "), at(rows.made()), with_unit(rows.bytes)),
                 .bytes = rows.bytes - rows.bytes / rows.count,
                 .fix = "enlarge_in_parts",
@@ -188,8 +183,7 @@ Found find_largest_tensor(const ReasonFacts& facts) {
   const Referrer& referrer = *facts.referrers.find(largest);
   const std::string_view name = variable_name(referrer.variable);
   const bool is_wide = largest.shape.ends_with(" float32") && makes_values(largest.made);
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "{} has {} of it{}{}", referrer.variable, with_unit(largest.bytes), comma_shape(largest),
                     largest.made.op.empty() ? "" : fmt::format(", made by {}{}", largest.made.op, at(largest.made))),
                 .bytes = largest.bytes,
@@ -210,8 +204,7 @@ Found find_dense_matrix(const ReasonFacts& facts) {
   const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes)) return {};
   const Where where = made.largest != nullptr ? made.made() : failed_in(facts);
-  return Reason{.id = {},
-                .text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
+  return Reason{.text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "stay_sparse"};
 }
@@ -257,8 +250,7 @@ Found find_square_matrices(const ReasonFacts& facts) {
   const std::optional<SquareMatrices> found = find_squares(facts);
   if (!found || is_of_attention(failed_in(facts))) return {};
   const Referrer* const referrer = facts.referrers.find(*found->largest);
-  return Reason{.id = {},
-                .text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", found->count, found->rows,
+  return Reason{.text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", found->count, found->rows,
                                     at(failed_in(facts)), with_unit(found->bytes),
                                     referrer == nullptr ? "" : fmt::format(", one of them {}", referrer->variable)),
                 .bytes = found->bytes - found->bytes / found->count,
@@ -268,8 +260,7 @@ Found find_square_matrices(const ReasonFacts& facts) {
 Found find_long_attention(const ReasonFacts& facts) {
   const std::optional<SquareMatrices> found = find_squares(facts);
   if (!found || !is_of_attention(failed_in(facts))) return {};
-  return Reason{.id = {},
-                .text = fmt::format("attention over a length of {}: {} tensors of length × length, as scores, masks or "
+  return Reason{.text = fmt::format("attention over a length of {}: {} tensors of length × length, as scores, masks or "
                                     "biases of positions{}: {}",
                                     found->rows, found->count, at(failed_in(facts)), with_unit(found->bytes)),
                 .bytes = found->bytes / 4 * 3,
@@ -291,8 +282,7 @@ Found find_gradients_of_samples(const ReasonFacts& facts) {
     const int64_t count = weight.requested_bytes > 0 ? failed->requested_bytes / weight.requested_bytes : 0;
     const bool is_whole = count * weight.requested_bytes == failed->requested_bytes;
     if (!is_whole || !samples.contains(count) || !is_large(facts, failed->requested_bytes, 0.2)) continue;
-    return Reason{.id = {},
-                  .text = fmt::format("gradients of each sample{}: {} of {} {}, {} at once", at(failed->where), count,
+    return Reason{.text = fmt::format("gradients of each sample{}: {} of {} {}, {} at once", at(failed->where), count,
                                       weight.name.empty() ? "a weight" : weight.name, weight.shape,
                                       with_unit(failed->requested_bytes)),
                   .bytes = failed->requested_bytes,

@@ -123,7 +123,6 @@ Found find_one_hot(const ReasonFacts& facts) {
   if (!is_large(facts, bytes, where.op == "aten::one_hot" ? 0.2 : kLargePart)) return {};
   const std::string_view type = where.op == "aten::one_hot" ? " of 64-bit integers" : "";
   return Reason{
-      .id = {},
       .text = fmt::format("one-hot labels{}{}: {}", type, at(where), with_unit(bytes)),
       .bytes = bytes,
       .fix = "class_indices",
@@ -144,7 +143,6 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
   const int64_t bytes = made.bytes + failed->requested_bytes;
   if (!is_large(facts, bytes)) return {};
   return Reason{
-      .id = {},
       .text = fmt::format("{} of a whole tensor at once{} takes {}: sorted values, their places in 64 bits, and "
                           "scratch space",
                           failed->where.op, at(failed->where), with_unit(bytes)),
@@ -232,8 +230,7 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
                  "# examples of many lengths: the longest cut, or batches of as many elements each time");
   const std::string larger =
       times >= kFarLarger ? fmt::format(", {} times as large as any of the step before", times) : "";
-  return Reason{.id = {},
-                .text = fails ? name_copies(facts, *failed, data) + larger
+  return Reason{.text = fails ? name_copies(facts, *failed, data) + larger
                               : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "data_on_host",
@@ -250,8 +247,7 @@ Found find_kept_gradients(const ReasonFacts& facts) {
   const Share gradients = sum_category(facts, Category::gradient);
   const double part = is_between ? 0.15 : 0.2;
   if (!evaluates || !is_large(facts, gradients.bytes, part) || !lets_request_through(facts, gradients.bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
+  return Reason{.text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
                                     with_unit(gradients.bytes),
                                     is_between ? "though no step is under way" : "in a part that builds no graph",
                                     short_place(failed->where)),
@@ -278,15 +274,13 @@ Found find_large_buffers(const ReasonFacts& facts) {
   const LiveBlock& largest = *buffers.largest;
   if (const Referrer* const referrer = facts.referrers.find(largest); largest.name.empty() && referrer != nullptr) {
     return Reason{
-        .id = {},
         .text = fmt::format("{} buffers of modules are on the GPU{}, in {} and others like it: {}", buffers.count,
                             at(buffers.made()), referrer->variable, with_unit(buffers.bytes)),
         .bytes = buffers.bytes,
         .fix = "smaller_buffers",
         .how = {"module.to(\"cpu\")  # each one, when its turn is over, with its buffers; or they are made there"}};
   }
-  return Reason{.id = {},
-                .text = fmt::format("the model's buffers take {}, the largest {} {}", with_unit(buffers.bytes),
+  return Reason{.text = fmt::format("the model's buffers take {}, the largest {} {}", with_unit(buffers.bytes),
                                     largest.name, largest.shape),
                 .bytes = buffers.bytes,
                 .fix = "smaller_buffers"};
@@ -306,7 +300,6 @@ Found find_equal_buffers(const ReasonFacts& facts) {
       contains(buffers.largest->name, "cache") || (referrer != nullptr && contains(referrer->variable, "cache"));
   if (are_caches) {
     return Reason{
-        .id = {},
         .text = fmt::format("{} caches of the model's layers are made for all positions at once{}: {} each{}, {}",
                             buffers.count, at(buffers.made()), with_unit(buffers.largest->bytes),
                             comma_shape(*buffers.largest), with_unit(buffers.bytes)),
@@ -315,8 +308,7 @@ Found find_equal_buffers(const ReasonFacts& facts) {
         .how = {"# caches of as many positions as are needed: the prompt and max_new_tokens, in place of the longest "
                 "context"}};
   }
-  return Reason{.id = {},
-                .text = fmt::format("{} buffers of the model's layers have {} each{}{}: {}", buffers.count,
+  return Reason{.text = fmt::format("{} buffers of the model's layers have {} each{}{}: {}", buffers.count,
                                     with_unit(buffers.largest->bytes), comma_shape(*buffers.largest),
                                     at(buffers.made()), with_unit(buffers.bytes)),
                 .bytes = buffers.bytes - buffers.largest->bytes,
@@ -369,8 +361,7 @@ Found find_growing_steps(const ReasonFacts& facts) {
     return end == facts.device.step_ends.end() ? int64_t{0} : end->allocated_bytes;
   };
   if ((left_after(last) - left_after(first)) * 2 > grown) return {};
-  return Reason{.id = {},
-                .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
+  return Reason{.text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
                                     "in step {}, {} in step {} ({})",
                                     with_unit(grown / steps), with_unit(rising.back()), first,
                                     with_unit(rising.front()), last, short_place(failed_in(facts))),
@@ -406,7 +397,6 @@ Found find_larger_step(const ReasonFacts& facts) {
     lines.insert(is_of_training ? lines.end() : lines.begin(),
                  "with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
   return Reason{
-      .id = {},
       .text = fmt::format(
           "this step works on more at once: results of its layers are {:.{}f} times as large as in the "
           "step before, {} so far ({}{})",
@@ -431,8 +421,7 @@ Found find_not_under_autocast(const ReasonFacts& facts) {
   });
   const int64_t bytes = work.bytes + failed->requested_bytes;
   if (!has_cast || casts || !is_large(facts, bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "training runs under autocast, and this part does not: {} in full precision at layer '{}' ({})",
                     with_unit(bytes), failed->where.module, short_place(failed->where)),
                 .bytes = bytes / 2,
@@ -496,7 +485,6 @@ Found find_large_batch(const ReasonFacts& facts) {
     lines.emplace_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
   const std::string what = !one.empty() ? "length of one sample" : convolves(facts) ? "batch or image" : "batch";
   return Reason{
-      .id = {},
       .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})", what,
                           !one.empty()      ? ", " + one + ","
                           : facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch)
@@ -545,7 +533,6 @@ Found find_large_images(const ReasonFacts& facts) {
   const std::vector<int64_t> shape = parse_shape(images->shape);
   const Referrer* const referrer = facts.referrers.find(*images);
   return Reason{
-      .id = {},
       .text = fmt::format("images of {} × {} pixels go through the model as they are{}{}: {} at layer '{}' ({})",
                           shape[2], shape[3], comma_shape(*images),
                           referrer == nullptr ? "" : fmt::format(" in {}", referrer->variable), with_unit(bytes),
@@ -592,7 +579,6 @@ Found find_full_resolution(const ReasonFacts& facts) {
   const int64_t bytes = results.bytes + (asks ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes, 0.5)) return {};
   return Reason{
-      .id = {},
       .text =
           fmt::format("layers work at all pixels of the images{}: what has their size takes {}, as the result of '{}' "
                       "with {} channels ({})",
@@ -660,8 +646,7 @@ Found find_many_rows(const ReasonFacts& facts) {
     how = {"near = torch.cdist(pos, pos) < cutoff  # pairs within a cutoff alone, as a list of indices",
            "# or the pairs of some rows after the other"};
   if (!has_optimizer) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
-  return Reason{.id = {},
-                .text = fmt::format(
+  return Reason{.text = fmt::format(
                     "one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
                     "backward{}: {} for each{}",
                     fmt::join(sizes, " × "), sizes.size() >= 3 ? "places" : "rows",
@@ -684,8 +669,7 @@ Found find_full_matrices(const ReasonFacts& f) {
   });
   if (as_large.count > 0) return {};  // what is decomposed is square itself
   const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
-  return Reason{.id = {},
-                .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
+  return Reason{.text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
                                     side, side, short_place(failure.where)),
                 .bytes = failure.requested_bytes,
                 .fix = "reduced_svd"};
@@ -704,7 +688,6 @@ Found find_preconditioners(const ReasonFacts& f) {
   if (square.bytes < kTimesParameters * parameters.bytes) return {};
   const int64_t rows = parse_shape(square.largest->shape)[0];
   return Reason{
-      .id = {},
       .text = fmt::format("the optimizer keeps square matrices, of a weight with {} rows one of {} × {}{}: {} of "
                           "state for {} of parameters",
                           rows, rows, rows, at(square.made()), with_unit(states.bytes), with_unit(parameters.bytes)),
@@ -716,8 +699,7 @@ Found find_float64(const ReasonFacts& f) {
   int64_t bytes = 0;
   for (const LiveBlock& block : f.device.state.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
   if (!is_large(f, bytes, 0.5)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
+  return Reason{.text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
                 .bytes = bytes,
                 .fix = "float32"};
 }
