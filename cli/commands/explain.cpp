@@ -88,7 +88,7 @@ void add_explain(CLI::App& app, Command& chosen, const std::vector<std::string>&
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact, "for sharing: without paths, the command line and names of users");
   command.add_flag("--open", options->opens, "write the report as a page, and open it in the browser");
-  command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
+  add_json_file(command, options->output);
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
     chosen = [options] { return explain(*options); };

@@ -155,15 +155,8 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
 int fit_gpu(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
   Steps steps("fit");
   Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
-  SmallestGpu gpu;
-  try {
-    gpu = find_smallest_gpu(fitter, {});
-  } catch (const Interrupted&) {
-    steps.hide();
-    say_interrupted(fitter.runs(), options);
-    throw;
-  }
-  steps.hide();
+  const SmallestGpu gpu = steps.show_during([&] { return find_smallest_gpu(fitter, {}); },
+                                            [&] { say_interrupted(fitter.runs(), options); });
   const Answer answer{.text = gpu_text(gpu, fitter.runs()),
                       .json = gpu_json(gpu, fitter.runs()),
                       .rows = rows_of(std::vector<FitOfGpu>{{.gpu = {}, .largest = {}, .runs = fitter.runs()}}),
@@ -188,17 +181,10 @@ std::vector<GpuEntry> gpus_of(const FitOptions& options, const FitRequest& reque
 int fit_gpus(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
   std::vector<FitRun> runs;
-  GpuTable table;
-  try {
-    table = find_gpus(
-        request, gpus_of(options, request, install), experiments,
-        [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); }, runs);
-  } catch (const Interrupted&) {
-    steps.hide();
-    say_interrupted(runs, options);
-    throw;
-  }
-  steps.hide();
+  const auto on_done = [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); };
+  const GpuTable table = steps.show_during(
+      [&] { return find_gpus(request, gpus_of(options, request, install), experiments, on_done, runs); },
+      [&] { say_interrupted(runs, options); });
   const Answer answer{.text = gpus_text(table, runs),
                       .json = gpus_json(table, runs),
                       .rows = rows_of(std::vector<FitOfGpu>{{.gpu = {}, .largest = {}, .runs = runs}}),
@@ -247,16 +233,16 @@ int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, 
     found.push_back(std::move(plan));
     steps.show(found.size(), planning.plans.size());
   };
-  try {
+  const auto say_found = [&] { return say_plans(found, options, request.program, searched); };
+  const auto search = [&] {
     run_plans(planning, request, options.host, install, take);
-  } catch (const Interrupted&) {
-    steps.hide();
+    return true;
+  };
+  steps.show_during(search, [&] {
     complain(fmt::format("oomdiag: interrupted after {} of {} plans\n", found.size(), planning.plans.size()));
-    if (!found.empty()) say_plans(found, options, request.program, searched);
-    throw;
-  }
-  steps.hide();
-  return say_plans(found, options, request.program, searched);
+    if (!found.empty()) say_found();
+  });
+  return say_found();
 }
 
 ValueQuestion ask(const FitOptions& options, const std::vector<Variable>& variables, const FitRequest& request,
@@ -284,15 +270,12 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   Steps steps("fit");
   ValueSearch search(request, experiments, question,
                      [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
-  std::vector<FitOfGpu> found;
-  try {
-    for (const GpuEntry& gpu : gpus) found.push_back(search.search(gpu));
-  } catch (const Interrupted&) {
-    steps.hide();
-    say_interrupted(search.runs(), options);
-    throw;
-  }
-  steps.hide();
+  const auto search_all = [&] {
+    std::vector<FitOfGpu> of_gpus;
+    for (const GpuEntry& gpu : gpus) of_gpus.push_back(search.search(gpu));
+    return of_gpus;
+  };
+  const std::vector<FitOfGpu> found = steps.show_during(search_all, [&] { say_interrupted(search.runs(), options); });
   const bool any = std::any_of(found.begin(), found.end(), [&](const FitOfGpu& one) {
     return options.only_at ? !one.computed.empty() : one.best() != nullptr;
   });
@@ -350,6 +333,30 @@ int fit(FitOptions options) {
                                  : fit_gpus(options, request, install, experiments);
 }
 
+/// What is searched for, or computed without a run.
+void add_value_options(CLI::App& command, FitOptions& options) {
+  command
+      .add_option(
+          "--vary", options.vary,
+          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several "
+          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the "
+          "smallest that fits, or the largest value of a range that goes before")
+      ->type_name("NAME=VALUES")
+      ->allow_extra_args(false);
+  command
+      .add_option("--at", options.at,
+                  "also compute the peak of these values, without a run of them: batch=48, batch=48,seq=1024")
+      ->type_name("NAME=VALUE,...")
+      ->allow_extra_args(false);
+  command.add_flag("--only-at", options.only_at, "search for no border: only compute the values of --at");
+  command
+      .add_option("--lengths", options.lengths,
+                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order, "
+                  "and the largest budget of padded tokens; {length} in the program is the longest of a batch. "
+                  "loader: those of the program's own DataLoader, and its batches are made as long as is asked for")
+      ->type_name("FILE|loader");
+}
+
 }  // namespace
 
 void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
@@ -368,26 +375,7 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.add_flag("--fastest", options->fastest,
                    "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer, "
                    "loss, micro-batches; as fix --budget");
-  command
-      .add_option(
-          "--vary", options->vary,
-          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several "
-          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the "
-          "smallest that fits, or the largest value of a range that goes before")
-      ->type_name("NAME=VALUES")
-      ->allow_extra_args(false);
-  command
-      .add_option("--at", options->at,
-                  "also compute the peak of these values, without a run of them: batch=48, batch=48,seq=1024")
-      ->type_name("NAME=VALUE,...")
-      ->allow_extra_args(false);
-  command.add_flag("--only-at", options->only_at, "search for no border: only compute the values of --at");
-  command
-      .add_option("--lengths", options->lengths,
-                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order, "
-                  "and the largest budget of padded tokens; {length} in the program is the longest of a batch. "
-                  "loader: those of the program's own DataLoader, and its batches are made as long as is asked for")
-      ->type_name("FILE|loader");
+  add_value_options(command, *options);
   command.add_option("--device", options->device, "the kind of GPU: a name of oomdiag devices, ./device.json, or real")
       ->type_name("NAME")
       ->default_str(kDevice);
@@ -416,10 +404,8 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "of a job's plans: the table of the reports that such commands wrote into this folder")
       ->type_name("DIR");
   command.add_flag("--json", options->json, "print what was found, and every run, as JSON");
-  command.add_flag("--no-fork", options->never_forks,
-                   "start Python anew for each run, instead of forking it from a process that has made its imports");
-  command.add_option("--html", options->html, "write what was found, and every run, as a page to this file")
-      ->type_name("FILE");
+  add_no_fork(command, options->never_forks);
+  add_page_file(command, options->html, "what was found, and every run,");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
     chosen = [options] { return fit(*options); };

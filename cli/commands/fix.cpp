@@ -240,21 +240,15 @@ int fix(FixOptions options) {
   Steps steps("fix");
   const auto on_done = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
   const std::string command = fmt::format("{}", fmt::join(target.program, " "));
-  FixAnswer found;
-  try {
-    if (options.fastest) {
-      found = answer(search_plans(target, experiments, on_done), target, command);
-    } else {
-      const Fixed fixed = search_fix(target, experiments, on_done);
-      found = answer(fixed, target, command);
-      if (options.program.empty() && !folder.empty()) remember(fixed, found.json, folder);
-    }
-  } catch (const Interrupted&) {
-    steps.hide();
-    say("interrupted before the program as it is was measured");
-    throw;
-  }
-  steps.hide();
+  const auto search = [&] {
+    if (options.fastest) return answer(search_plans(target, experiments, on_done), target, command);
+    const Fixed fixed = search_fix(target, experiments, on_done);
+    FixAnswer of_fixed = answer(fixed, target, command);
+    if (options.program.empty() && !folder.empty()) remember(fixed, of_fixed.json, folder);
+    return of_fixed;
+  };
+  const FixAnswer found =
+      steps.show_during(search, [] { say("interrupted before the program as it is was measured"); });
   if (found.interrupted_by != 0)
     say(fmt::format("interrupted after {}; what was measured:", counted(found.runs, "run")));
   if (!output.empty()) write_whole(found.json + "\n", output);
@@ -292,10 +286,9 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "optimizer, loss, micro-batches; its best plans are run")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");
-  command.add_flag("--no-fork", options->never_forks,
-                   "start Python anew for each run, instead of forking it from a process that has made its imports");
-  command.add_option("-o,--output", options->output, "write it as JSON to this file")->type_name("FILE");
-  command.add_option("--html", options->html, "write it as a page to this file")->type_name("FILE");
+  add_no_fork(command, options->never_forks);
+  add_json_file(command, options->output, "what was found");
+  add_page_file(command, options->html, "what was found");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
     chosen = [options] { return fix(*options); };

@@ -174,10 +174,9 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.prefix_command();
   add_device_options(command, options->device);
   add_rank_options(command, options->ranks);
-  command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
-  command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
-  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: oomdiag-runs")
-      ->type_name("DIR");
+  add_json_file(command, options->output);
+  add_page_file(command, options->html);
+  add_runs_folder(command, options->folder);
   command
       .add_option("--oom-exit-code", options->oom_exit_code,
                   "exit with this when out of memory, in place of the program's own code")

@@ -231,10 +231,9 @@ void add_train(CLI::App& app, Command& chosen) {
   command.add_flag("--all", options->all,
                    "print every table, and of a loop that fits the report of a batch that does not");
   command.add_flag("--json", options->json, "print the report as JSON");
-  command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
-  command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
-  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: oomdiag-runs")
-      ->type_name("DIR");
+  add_json_file(command, options->output);
+  add_page_file(command, options->html);
+  add_runs_folder(command, options->folder);
   command.callback([options, &chosen] { chosen = [options] { return train(*options); }; });
 }
 

@@ -125,6 +125,24 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
   return {check, ""};
 }
 
+void add_json_file(CLI::App& command, std::string& file, std::string_view what) {
+  command.add_option("-o,--output", file, fmt::format("write {} as JSON to this file", what))->type_name("FILE");
+}
+
+void add_page_file(CLI::App& command, std::string& file, std::string_view what) {
+  command.add_option("--html", file, fmt::format("write {} as a page to this file", what))->type_name("FILE");
+}
+
+void add_runs_folder(CLI::App& command, std::string& folder) {
+  command.add_option("--folder", folder, "where to make the run folder oomdiag-<pid>; default: oomdiag-runs")
+      ->type_name("DIR");
+}
+
+void add_no_fork(CLI::App& command, bool& never_forks) {
+  command.add_flag("--no-fork", never_forks,
+                   "start Python anew for each run, instead of forking it from a process that has made its imports");
+}
+
 void set_help(CLI::App& app, const Help& help) { app.formatter(std::make_shared<ExampleFirst>(help)); }
 
 }  // namespace oomdiag

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace CLI {
@@ -26,6 +27,16 @@ CLI::Validator number_in(double least, double most);
 
 /// Accepts these words, and lists them otherwise.
 CLI::Validator one_of(const std::vector<std::string>& words);
+
+/// -o and --html: files that `what` is written to as JSON and as a page, "the report".
+void add_json_file(CLI::App& command, std::string& file, std::string_view what = "the report");
+void add_page_file(CLI::App& command, std::string& file, std::string_view what = "the report");
+
+/// --folder: where a run's folder is made.
+void add_runs_folder(CLI::App& command, std::string& folder);
+
+/// --no-fork, of verbs that run a program many times.
+void add_no_fork(CLI::App& command, bool& never_forks);
 
 /// Gives `app` this help.
 void set_help(CLI::App& app, const Help& help);

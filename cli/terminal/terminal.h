@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "cli/process/workers.h"
+
 namespace oomdiag {
 
 /// What may be written to an output.
@@ -58,6 +60,18 @@ class Steps {
   /// `over` of `all` are over.
   void show(std::size_t over, std::size_t all);
   void hide() { line_.reset(); }
+  /// What `search` finds, with this line while it searches. Of an interrupted one `say_so_far` says what it found, and Interrupted goes on up.
+  auto show_during(const auto& search, const auto& say_so_far) {
+    try {
+      auto found = search();
+      hide();
+      return found;
+    } catch (const Interrupted&) {
+      hide();
+      say_so_far();
+      throw;
+    }
+  }
 
  private:
   std::string what_;
