@@ -22,7 +22,6 @@
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
 #include "cli/launch/topology.h"
-#include "cli/process/workers.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"

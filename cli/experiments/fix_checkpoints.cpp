@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cli/experiments/fix.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/report/report.h"
 

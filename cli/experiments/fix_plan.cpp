@@ -16,6 +16,7 @@
 #include "profiler/error.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/explain/simulate_fits.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/allocator/settings.h"

@@ -15,6 +15,7 @@
 #include "profiler/explain/causes.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/framework_lines.h"
+#include "profiler/explain/program_facts.h"
 #include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "profiler/report/json_text.h"
+#include "profiler/report/json_text.h"  // IWYU pragma: export
 
 namespace oomdiag {
 

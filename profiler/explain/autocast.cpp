@@ -3,7 +3,6 @@
 #include <map>
 #include <tuple>
 
-#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/program_facts.h"
 #include "profiler/explain/step_model.h"

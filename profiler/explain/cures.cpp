@@ -1,5 +1,4 @@
 #include "profiler/explain/evaluation.h"
-#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/program_facts.h"
 #include "profiler/trace/stack_call.h"

@@ -28,8 +28,8 @@ std::string_view without_number(std::string_view id) {
 }  // namespace
 
 std::span<const FixRow> list_fixes() {
-  static const std::vector<FixRow> kRows = join_tables();
-  return kRows;
+  static const std::vector<FixRow> rows = join_tables();
+  return rows;
 }
 
 const FixRow* find_fix(std::string_view id) {

@@ -3,7 +3,6 @@
 #include <set>
 
 #include "profiler/explain/bytes_text.h"
-#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/program_facts.h"
 #include "profiler/explain/shape.h"

@@ -3,8 +3,6 @@
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/program_facts.h"
-#include "profiler/explain/shape.h"
-#include "profiler/explain/simulate_fits.h"
 #include "profiler/explain/step_model.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"

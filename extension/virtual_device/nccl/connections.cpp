@@ -1,7 +1,6 @@
 #include "extension/virtual_device/nccl/connections.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
