@@ -18,6 +18,7 @@ DeviceRates rates_of_gpu(const GpuEntry& entry) {
                     .memory_bytes = gpu.rates.memory_bytes,
                     .bus_bytes = gpu.rates.bus_bytes,
                     .nvlink_bytes = gpu.rates.nvlink_bytes,
+                    .host_ns_per_operator = gpu.rates.host_ns_per_operator,
                     .multiprocessors = gpu.multiprocessors,
                     .capability_major = entry.capability.major};
   const auto set = [&rates](WorkPrecision precision, int64_t flops) {

@@ -20,12 +20,14 @@ OOMDIAG_FAMILY(grouped_convolution, sum)
 OOMDIAG_FAMILY(grouped_convolution_backward, sum)
 OOMDIAG_FAMILY(hopper_grouped_convolution, sum)
 OOMDIAG_FAMILY(hopper_grouped_convolution_backward, sum)
-OOMDIAG_FAMILY(depthwise_convolution, sum)
+OOMDIAG_FAMILY(depthwise_convolution, sum)  // cuDNN's, in float16
 OOMDIAG_FAMILY(depthwise_convolution_backward, sum)
-OOMDIAG_FAMILY(own_depthwise_convolution, sum)  // PyTorch's own kernels: float32 and bfloat16
+OOMDIAG_FAMILY(half_channels_last_depthwise, sum)  // cuDNN's, which has no other kernels for channels_last
+OOMDIAG_FAMILY(half_channels_last_depthwise_backward, sum)
+OOMDIAG_FAMILY(fp32_channels_last_depthwise, sum)
+OOMDIAG_FAMILY(fp32_channels_last_depthwise_backward, sum)
+OOMDIAG_FAMILY(own_depthwise_convolution, sum)  // PyTorch's own kernels
 OOMDIAG_FAMILY(own_depthwise_convolution_backward, sum)
-OOMDIAG_FAMILY(wide_depthwise_backward, sum)  // more than 5 x 5
-OOMDIAG_FAMILY(wide_bf16_depthwise_backward, sum)
 OOMDIAG_FAMILY(attention, longest)
 OOMDIAG_FAMILY(attention_backward, longest)
 OOMDIAG_FAMILY(hopper_attention, longest)
@@ -57,8 +59,11 @@ OOMDIAG_FAMILY(pooling_backward, longest)
 OOMDIAG_FAMILY(interpolation, sum)
 OOMDIAG_FAMILY(interpolation_backward, longest)
 OOMDIAG_FAMILY(indexing, longest)
-OOMDIAG_FAMILY(indexing_backward, longest)
+OOMDIAG_FAMILY(indexing_backward, longest)  // of bags of embeddings
+OOMDIAG_FAMILY(embedding_gradient, sum)     // sorts the indices, fills the table with zeros, and adds
+OOMDIAG_FAMILY(label_loss, sum)
 OOMDIAG_FAMILY(scattering, longest)  // adds or writes where an index says
+OOMDIAG_FAMILY(factorization, longest)
 OOMDIAG_FAMILY(optimizer, longest)
 OOMDIAG_FAMILY(fused, longest)  // kernels that no operator launches: of torch.compile, Triton, CuPy
 OOMDIAG_FAMILY(other, longest)

@@ -1,6 +1,7 @@
 #include "profiler/cost/operator_work.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <optional>
 
@@ -29,11 +30,12 @@ constexpr NamedKind kKinds[] = {
     {"pool", WorkKind::pooling},
     {"upsample_nearest", WorkKind::pooling},
     {"upsample", WorkKind::interpolation},
+    {"embedding_dense_backward", WorkKind::embedding_gradient},
     {"embedding", WorkKind::indexing},
     {"index", WorkKind::indexing},
     {"gather", WorkKind::indexing},
     {"scatter", WorkKind::indexing},
-    {"nll_loss", WorkKind::indexing},
+    {"nll_loss", WorkKind::label_loss},
     {"sort", WorkKind::indexing},
     {"topk", WorkKind::indexing},
     {"copy", WorkKind::copy},
@@ -47,6 +49,13 @@ constexpr NamedKind kKinds[] = {
     {"argm", WorkKind::reduction},
     {"var", WorkKind::reduction},
     {"linalg_vector", WorkKind::reduction},
+    {"linalg_solve_ex", WorkKind::factorization},
+    {"linalg_inv_ex", WorkKind::factorization},
+    {"linalg_lu_factor", WorkKind::factorization},
+    {"linalg_cholesky_ex", WorkKind::factorization},
+    {"linalg_qr", WorkKind::factorization},
+    {"linalg_svd", WorkKind::factorization},
+    {"linalg_eigh", WorkKind::factorization},
 };
 
 /// A group of one channel in and one out, whose only other factor is the window.
@@ -106,8 +115,8 @@ bool writes_self_only(std::string_view name) {
 
 /// They read of their first input what they write and no more.
 bool reads_what_it_writes(std::string_view name) {
-  return is_one_of(name,
-                   {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::nll_loss_forward"});
+  return is_one_of(name, {"aten::embedding", "aten::index", "aten::index_select", "aten::gather",
+                          "aten::nll_loss_forward", "aten::nll_loss2d_forward"});
 }
 
 /// What kernels over lists of tensors write in place, which they do not return: the first list, or all but the gradients.
@@ -125,17 +134,35 @@ int64_t bytes_written_in_lists(const MeteredOperator& metered) {
 
 int64_t memory_bytes_of(const MeteredOperator& metered) {
   const int64_t read = bytes_on_gpu(metered.inputs), written = bytes_on_gpu(metered.outputs);
-  if (metered.name == "aten::nll_loss_backward") return written;
+  if (is_one_of(metered.name, {"aten::nll_loss_backward", "aten::nll_loss2d_backward"})) return written;
   const int64_t first = metered.inputs.empty() || metered.inputs[0].on_host ? 0 : metered.inputs[0].bytes;
   if (writes_self_only(metered.name)) return read - first + written;
   if (reads_what_it_writes(metered.name)) return read - first + 2 * written;
   return read + written + bytes_written_in_lists(metered);
 }
 
+/// Singular values and eigenvalues come of several sweeps over all columns.
+int64_t columns_in_turn(const MeteredOperator& metered) {
+  constexpr int64_t kSweeps = 4;
+  const std::string_view name = metered.name;
+  const bool has_sweeps = name.find("svd") != name.npos || name.find("eigh") != name.npos;
+  const bool is_matrix = !metered.inputs.empty() && metered.inputs[0].values.size() > 1;
+  return (is_matrix ? metered.inputs[0].values.back() : 1) * (has_sweeps ? kSweeps : 1);
+}
+
 /// Lists of tensors are worked on by few kernels: PyTorch's multi-tensor kernels take 30 to 110 tensors each, by how many lists there
 /// are (ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_tensors).
-int64_t launches_of(const OperatorWork& work) {
-  constexpr int64_t kTensorsOfLaunch = 30;
+/// A step of a recurrent network is a kernel at least, and one that sorts indices many: a radix sort has passes, of which each has some.
+/// A factorization has one for each column, which needs those before.
+int64_t launches_of(const MeteredOperator& metered, const OperatorWork& work) {
+  constexpr int64_t kTensorsOfLaunch = 30, kOfSort = 18;
+  if (work.kind == WorkKind::factorization) return columns_in_turn(metered);
+  if (work.kind == WorkKind::embedding_gradient) return kOfSort;
+  if (work.kind == WorkKind::rnn) {
+    int64_t launches = 0;
+    for (const MatrixProduct& product : work.products) launches += product.steps;
+    return std::max<int64_t>(launches, 1);
+  }
   if (work.kind != WorkKind::optimizer) return 1;
   return (work.tensors + kTensorsOfLaunch - 1) / kTensorsOfLaunch;
 }
@@ -185,7 +212,16 @@ std::optional<SerialBlocks> places_of(const MeteredOperator& metered) {
   return SerialBlocks{.blocks = divide_up(elements_of(metered.outputs[0]) / turns, kThreadsOfBlock), .elements = turns};
 }
 
+/// Of [N, C] one thread block takes all N, by ATen/native/cuda/Loss.cu; where there are more dimensions all do.
+std::optional<SerialBlocks> rows_of_label_loss(const MeteredOperator& metered) {
+  const bool is_matrix = metered.name == "aten::nll_loss_forward" || metered.name == "aten::nll_loss_backward";
+  const size_t input = metered.name == "aten::nll_loss_backward" ? 1 : 0;
+  if (!is_matrix || metered.inputs.size() <= input || metered.inputs[input].values.size() != 2) return std::nullopt;
+  return SerialBlocks{.blocks = 1, .elements = metered.inputs[input].values[0]};
+}
+
 std::optional<SerialBlocks> serial_blocks_of(const MeteredOperator& metered, const OperatorWork& work) {
+  if (work.kind == WorkKind::label_loss) return rows_of_label_loss(metered);
   if (work.kind != WorkKind::interpolation) return channels_of(metered);
   return work.is_backward ? std::nullopt : places_of(metered);
 }
@@ -281,13 +317,45 @@ int64_t window_of(const MeteredOperator& metered, const OperatorWork& work) {
   return window;
 }
 
+/// cuDNN's kernels for half precision with a stride of two, which PyTorch prefers to its own for many channels only.
+bool suits_stride_of_two(const std::vector<int64_t>& input, int64_t filter) {
+  constexpr int64_t kMany = 512, kWide = 28, kManyOfWide = 256;
+  if (filter == 1) return false;
+  return input[0] == 1 || input[1] >= kMany || (input[1] >= kManyOfWide && input[3] >= kWide);
+}
+
+/// Of convolution(input, weight, …) > output and convolution_backward(gradient, input, weight, …).
+DepthwiseKernel depthwise_kernel_of(const MeteredOperator& metered, const OperatorWork& work) {
+  constexpr int64_t kFewestChannels = 32, kLeastWidth = 7;
+  const size_t input_at = work.is_backward ? 1 : 0;
+  const WorkValue &input = metered.inputs[input_at], &weight = metered.inputs[input_at + 1];
+  if (input.strided) return DepthwiseKernel::cudnn_channels_last;
+  const WorkValue& output = work.is_backward ? metered.inputs[0] : metered.outputs[0];
+  const bool is_image = input.values.size() == 4 && weight.values.size() == 4 && output.values.size() == 4;
+  if (work.precision != WorkPrecision::fp16 || !is_image || output.values[3] == 0) return DepthwiseKernel::pytorch;
+  const int64_t filter = weight.values[3], width = input.values[3];
+  const bool is_known = filter == weight.values[2] && (filter == 1 || filter == 3 || filter == 5);
+  if (!is_known || input.values[1] < kFewestChannels || width < kLeastWidth) return DepthwiseKernel::pytorch;
+  const int64_t stride = std::lround(static_cast<double>(width) / static_cast<double>(output.values[3]));
+  const bool is_cudnn = stride <= 1 || (stride == 2 && suits_stride_of_two(input.values, filter));
+  return is_cudnn ? DepthwiseKernel::cudnn : DepthwiseKernel::pytorch;
+}
+
 bool writes_by_index(std::string_view name) {
   return name.find("scatter") != name.npos || name.find("index_add") != name.npos ||
          name.find("index_put") != name.npos || name.find("index_copy") != name.npos;
 }
 
+/// Elements that are added to rows of the table: (gradient, indices, …).
+int64_t elements_to_add(const MeteredOperator& metered) {
+  if (metered.inputs.size() < 2 || metered.inputs[0].values.empty()) return 0;
+  return elements_of(metered.inputs[1]) * metered.inputs[0].values.back();
+}
+
 int64_t turns_of(const MeteredOperator& metered, const OperatorWork& work) {
   switch (work.kind) {
+    case WorkKind::embedding_gradient:
+      return elements_to_add(metered);
     case WorkKind::elementwise:
     case WorkKind::copy:
       return work.order == ElementOrder::plain ? 0 : most_elements(metered);
@@ -325,7 +393,10 @@ std::string_view name_of(WorkKind kind) {
                                          "pooling",
                                          "interpolation",
                                          "indexing",
+                                         "embedding_gradient",
+                                         "label_loss",
                                          "copy",
+                                         "factorization",
                                          "optimizer",
                                          "fused",
                                          "other"};
@@ -351,10 +422,11 @@ OperatorWork work_of(const MeteredOperator& metered) {
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
   work.serial_blocks = serial_blocks_of(metered, work);
   if (!metered.inputs.empty()) work.tensors = std::max<int64_t>(1, metered.inputs[0].count);
-  work.launches = launches_of(work);
+  work.launches = launches_of(metered, work);
   work.order = order_of(metered);
   work.alignment = alignment_of(metered);
   work.window = window_of(metered, work);
+  if (work.kind == WorkKind::depthwise_convolution) work.depthwise = depthwise_kernel_of(metered, work);
   work.scatters = writes_by_index(metered.name);
   work.is_causal = has_causal_flag(metered);
   work.is_layer_norm = metered.name.starts_with("aten::native_layer_norm");

@@ -32,7 +32,10 @@ enum class WorkKind {
   pooling,
   interpolation,  ///< but of nearest neighbours, whose kernel is as parallel as a pooling's
   indexing,
+  embedding_gradient,  ///< of the table: indices are sorted first
+  label_loss,          ///< nll_loss, which has few elements for each row
   copy,
+  factorization,  ///< of matrices, column by column
   optimizer,
   fused,  ///< kernels that no operator launches: of torch.compile, Triton, CuPy
   other
@@ -50,6 +53,9 @@ struct SerialBlocks {
 /// differ take as long for a small element as for a large one.
 enum class ElementOrder { plain, mixed, strided };  ///< strided: neighbours lie apart in memory
 
+/// Who computes a depthwise convolution, by the rules of ATen/native/Convolution.cpp (use_cudnn_depthwise).
+enum class DepthwiseKernel { pytorch, cudnn, cudnn_channels_last };
+
 /// What one call does.
 struct OperatorWork {
   WorkKind kind = WorkKind::other;
@@ -63,6 +69,7 @@ struct OperatorWork {
   ElementOrder order = ElementOrder::plain;
   int64_t alignment = 8;  ///< of products: the largest power of two up to 8 that divides all rows in memory
   int64_t window = 1;     ///< elements of a convolution's window
+  DepthwiseKernel depthwise = DepthwiseKernel::pytorch;
   bool is_layer_norm = false;
   bool scatters = false;   ///< writes where an index says
   bool is_causal = false;  ///< attention whose later positions are hidden from earlier ones by a flag

@@ -125,14 +125,65 @@ Products attention(const MeteredOperator& metered, size_t first, bool heads_befo
   return {{scores, scores, scores, weighted, weighted}};
 }
 
-/// _cudnn_rnn(input, weights, …): each of its matrices multiplies each row of the input once; in backward twice, for
-/// two gradients.
-Products recurrent(const MeteredOperator& metered, size_t passes) {
+/// What a recurrent network multiplies: all rows of its input at once by the weights for inputs, and at each step of each layer the rows of
+/// a batch by the weights for the state, which are what is left of its matrices.
+struct RecurrentNetwork {
+  int64_t rows = 0, batch = 0, hidden = 0, layers = 0, directions = 0;
+  int64_t gates = 0;      ///< rows of a matrix, those of both directions together
+  int64_t all_width = 0;  ///< of the inputs of all layers
+
+  int64_t steps() const { return rows / batch * layers; }
+};
+
+/// `first_state` is where the state, [layers x directions, batch, hidden], `mode` where the kind of network stands; behind that hidden size,
+/// size of projections, layers, whether the batch comes first, dropout, training and whether there are two directions.
+std::optional<RecurrentNetwork> read_recurrent(const MeteredOperator& metered, size_t first_state, size_t mode) {
+  constexpr int64_t kLstm = 2, kGru = 3;  // of cudnnRNNMode_t
+  const Shape* input = shape_at(metered.inputs, 0, 2);
+  const Shape* state = shape_at(metered.inputs, first_state, 3);
+  if (input == nullptr || state == nullptr || metered.inputs[1].kind != WorkValue::Kind::list) return std::nullopt;
+  RecurrentNetwork one{.rows = multiply(*input, 0, input->size() - 1), .batch = (*state)[1]};
+  one.hidden = number_at(metered, mode + 1, 0);
+  one.layers = number_at(metered, mode + 3, 0);
+  one.directions = number_at(metered, mode + 7, 0) != 0 ? 2 : 1;
+  const int64_t kind = number_at(metered, mode, 0), projected = number_at(metered, mode + 2, 0);
+  one.gates = one.directions * one.hidden * (kind == kLstm ? 4 : kind == kGru ? 3 : 1);
+  if (one.batch < 1 || one.rows < one.batch || one.gates < 1 || one.layers < 1 || projected > 0) return std::nullopt;
+  one.all_width = (metered.inputs[1].matrix_elements - one.layers * one.gates * one.hidden) / one.gates;
+  return one;
+}
+
+/// Each of the matrices multiplies each row of the input once, by `passes`: where the steps are not known, and of projections.
+Products all_rows_at_once(const MeteredOperator& metered, size_t passes) {
   const Shape* input = shape_at(metered.inputs, 0, 2);
   if (input == nullptr || metered.inputs.size() < 2 || metered.inputs[1].kind != WorkValue::Kind::list)
     return std::nullopt;
   const MatrixProduct pass{.m = multiply(*input, 0, input->size() - 1), .n = metered.inputs[1].matrix_elements, .k = 1};
   return std::vector<MatrixProduct>(passes, pass);
+}
+
+/// _cudnn_rnn(input, weights, first stride, buffer, state, cell, mode, …)
+Products recurrent(const MeteredOperator& metered) {
+  const auto one = read_recurrent(metered, 4, 6);
+  if (!one) return all_rows_at_once(metered, 1);
+  return {{{.m = one->rows, .n = one->gates, .k = one->all_width},
+           {.batch = one->directions,
+            .m = one->batch,
+            .n = one->gates / one->directions,
+            .k = one->hidden,
+            .steps = one->steps()}}};
+}
+
+/// _cudnn_rnn_backward(input, weights, first stride, buffer, state, cell, output, its gradient, those of states, mode, …): the gradients of
+/// the state at each step, those of the inputs and of both kinds of weights at once.
+Products recurrent_backward(const MeteredOperator& metered) {
+  const auto one = read_recurrent(metered, 4, 10);
+  if (!one) return all_rows_at_once(metered, 2);
+  const int64_t of_direction = one->gates / one->directions;
+  return {{{.m = one->rows, .n = one->all_width, .k = one->gates},
+           {.m = one->gates, .n = one->all_width, .k = one->rows},
+           {.batch = one->layers * one->directions, .m = of_direction, .n = one->hidden, .k = one->rows},
+           {.batch = one->directions, .m = one->batch, .n = one->hidden, .k = of_direction, .steps = one->steps()}}};
 }
 
 /// Operators that compute products of which there is no rule.
@@ -176,8 +227,8 @@ Products products_of(const MeteredOperator& metered) {
   if (name == "aten::_flash_attention_backward" || name == "aten::_efficient_attention_backward") {
     return attention(metered, 1, /*heads_before_length=*/false, true);
   }
-  if (name == "aten::_cudnn_rnn") return recurrent(metered, 1);
-  if (name == "aten::_cudnn_rnn_backward") return recurrent(metered, 2);
+  if (name == "aten::_cudnn_rnn") return recurrent(metered);
+  if (name == "aten::_cudnn_rnn_backward") return recurrent_backward(metered);
   if (is_unknown(name)) return std::nullopt;
   return std::vector<MatrixProduct>{};
 }

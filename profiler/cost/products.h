@@ -12,9 +12,10 @@ namespace oomdiag {
 struct MatrixProduct {
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t window = 1;  ///< of a convolution, whose inner dimension is that of its channels for each place of the window
+  int64_t steps = 1;   ///< of a recurrent network: so many times, each after the one before
 
   /// A multiplication and an addition are two.
-  int64_t flops() const { return 2 * batch * m * n * k; }
+  int64_t flops() const { return 2 * batch * m * n * k * steps; }
   bool operator==(const MatrixProduct&) const = default;
 };
 

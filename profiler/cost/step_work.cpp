@@ -10,13 +10,13 @@
 namespace oomdiag {
 namespace {
 
-void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
+void add_work(WorkSum& sum, const OperatorWork& work, double host_ns, const std::optional<ModelledTime>& time,
               int64_t count, bool is_beside) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
   sum.launches += work.launches * count;
-  sum.host_ns += host_ns(phase, work) * static_cast<double>(count);
+  sum.host_ns += host_ns * static_cast<double>(count);
   if (!time) return;
   const double ns = time->ns * static_cast<double>(count);
   if (is_beside) {
@@ -30,7 +30,7 @@ void add_work(WorkSum& sum, std::string_view phase, const OperatorWork& work, co
 
 /// A collective runs on a stream of its own.
 void add_work(StepWork& step, const MeteredOperator& metered, const Communication& call,
-              const std::optional<Links>& links) {
+              const std::optional<Links>& links, const DeviceRates* rates) {
   const auto time = links ? communication_ns(call, *links) : std::nullopt;
   step.has_time = step.has_time && time.has_value();
   const auto count = static_cast<double>(metered.count);
@@ -39,7 +39,7 @@ void add_work(StepWork& step, const MeteredOperator& metered, const Communicatio
     sum->link_bytes += static_cast<int64_t>(call.bytes_on_links() * count);
     (call.is_waited_for ? sum->waited_for_ns : sum->overlapped_ns) += time.value_or(0) * count;
     sum->overlapped += call.is_waited_for ? 0 : metered.count;
-    sum->host_ns += host_ns(metered.phase, {}) * count;
+    sum->host_ns += host_ns(metered.phase, {}, rates != nullptr ? *rates : DeviceRates{}) * count;
   }
 }
 
@@ -52,11 +52,14 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   const bool is_beside = metered.on_own_stream && work.bus_bytes > 0;
+  const auto of_host = [&](std::string_view phase) {
+    return host_ns(phase, work, rates != nullptr ? *rates : DeviceRates{});
+  };
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add_work(*sum, metered.phase, work, time, metered.count, is_beside);
+    add_work(*sum, work, of_host(metered.phase), time, metered.count, is_beside);
   }
   if (metered.phase != "forward") return;
-  add_work(step.forward[metered.module], "recomputation", work, time, metered.count, is_beside);
+  add_work(step.forward[metered.module], work, of_host("recomputation"), time, metered.count, is_beside);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.
@@ -98,7 +101,7 @@ std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRat
         step.step == 0 ? metered.phase != "setup" : metered.step == step.step && metered.phase != "setup";
     if (!is_of_it) continue;
     if (const auto call = communication_of(metered)) {
-      add_work(step, metered, *call, links);
+      add_work(step, metered, *call, links, rates);
     } else {
       add_work(step, metered, rates);
     }

@@ -34,8 +34,9 @@ double flops_in_parts(const MatrixProduct& product, const Tile& tile, int64_t mu
          static_cast<double>(inner) / tile.efficiency;
 }
 
-/// The least of all tiles and numbers of parts that libraries choose among.
+/// The least of all tiles and numbers of parts that libraries choose among. A product with a vector has no tiles.
 double flops_in_waves(const MatrixProduct& product, int64_t multiprocessors) {
+  if (std::min(product.m, product.n) == 1) return static_cast<double>(product.flops() / product.steps);
   const int64_t most_splits = std::clamp<int64_t>(product.k / kLeastOfSplit, 1, kMostSplits);
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
@@ -68,12 +69,12 @@ MatrixProduct fill_lines(MatrixProduct product, WorkPrecision precision) {
 /// Depthwise convolutions use no tensor cores and have no tiles; attention has its own, over all of its products, and skips those that a
 /// causal mask hides.
 double counted_flops(const OperatorWork& work, const DeviceRates& rates) {
-  const bool has_tiles =
-      work.kind != WorkKind::depthwise_convolution && work.kind != WorkKind::attention && work.kind != WorkKind::rnn;
+  const bool has_tiles = work.kind != WorkKind::depthwise_convolution && work.kind != WorkKind::attention;
   if (!has_tiles) return static_cast<double>(work.flops()) * (work.is_causal ? 0.5 : 1);
   double sum = 0;
   for (const MatrixProduct& product : work.products)
-    sum += flops_in_waves(is_hopper(rates) ? fill_lines(product, work.precision) : product,
+    sum += static_cast<double>(product.steps) *
+           flops_in_waves(is_hopper(rates) ? fill_lines(product, work.precision) : product,
                           std::max(rates.multiprocessors, 1));
   return sum;
 }
@@ -120,12 +121,16 @@ KernelFamily convolution_family(const OperatorWork& work, bool on_hopper) {
 
 KernelFamily depthwise_family(const OperatorWork& work) {
   using enum KernelFamily;
-  constexpr int64_t kWidest = 25;  // ATen/native/cuda/DepthwiseConv2d.cu has kernels for windows up to 5 x 5
-  if (work.precision == WorkPrecision::fp16)
-    return backward_if(work, depthwise_convolution, depthwise_convolution_backward);
-  if (!work.is_backward) return own_depthwise_convolution;
-  if (work.window <= kWidest) return own_depthwise_convolution_backward;
-  return work.precision == WorkPrecision::bf16 ? wide_bf16_depthwise_backward : wide_depthwise_backward;
+  switch (work.depthwise) {
+    case DepthwiseKernel::pytorch:
+      return backward_if(work, own_depthwise_convolution, own_depthwise_convolution_backward);
+    case DepthwiseKernel::cudnn:
+      return backward_if(work, depthwise_convolution, depthwise_convolution_backward);
+    case DepthwiseKernel::cudnn_channels_last:
+      break;
+  }
+  return is_half(work) ? backward_if(work, half_channels_last_depthwise, half_channels_last_depthwise_backward)
+                       : backward_if(work, fp32_channels_last_depthwise, fp32_channels_last_depthwise_backward);
 }
 
 KernelFamily attention_family(const OperatorWork& work, bool on_hopper) {
@@ -192,8 +197,14 @@ KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
       return backward_if(work, interpolation, interpolation_backward);
     case WorkKind::indexing:
       return work.scatters ? scattering : backward_if(work, indexing, indexing_backward);
+    case WorkKind::embedding_gradient:
+      return embedding_gradient;
+    case WorkKind::label_loss:
+      return label_loss;
     case WorkKind::copy:
       return by_order(work.order, copy, mixed_copy, strided_copy);
+    case WorkKind::factorization:
+      return factorization;
     case WorkKind::optimizer:
       return optimizer;
     case WorkKind::fused:
@@ -242,10 +253,12 @@ double full_rate_ns(const OperatorWork& work, const DeviceRates& rates) {
   return rate > 0 ? nanoseconds(static_cast<double>(work.flops()), rate) : 0;
 }
 
-double host_ns(std::string_view phase, const OperatorWork& work) {
+double host_ns(std::string_view phase, const OperatorWork& work, const DeviceRates& rates) {
   const auto* const of = std::ranges::find(kHostCoefficients, phase, &HostCoefficient::phase);
   if (of == std::end(kHostCoefficients)) return 0;
-  return of->call_ns * static_cast<double>(phase == "optimizer" ? work.tensors : 1);
+  const double usual_ns = kHostCoefficients[0].call_ns;  // in forward
+  const double here_ns = rates.host_ns_per_operator > 0 ? static_cast<double>(rates.host_ns_per_operator) : usual_ns;
+  return of->call_ns * here_ns / usual_ns * static_cast<double>(phase == "optimizer" ? work.tensors : 1);
 }
 
 std::string_view name_of(KernelFamily family) {

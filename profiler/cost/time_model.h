@@ -17,7 +17,8 @@ struct DeviceRates {
   int64_t tf32_flops = 0;  ///< convolutions and RNNs of float32 run in TF32 by default, products do not
   int64_t memory_bytes = 0;
   int64_t bus_bytes = 0;
-  int64_t nvlink_bytes = 0;  ///< in each direction; 0: such GPUs have no NVLink
+  int64_t nvlink_bytes = 0;          ///< in each direction; 0: such GPUs have no NVLink
+  int64_t host_ns_per_operator = 0;  ///< of the host, in forward; 0: what hosts usually take
   int multiprocessors = 0;
   int capability_major = 0;  ///< of the compute capability: 9 = Hopper
 };
@@ -58,9 +59,9 @@ std::optional<ModelledTime> modelled_time(const OperatorWork& work, const Device
 /// What the FLOPs of one call take at the device's full rates, without waves; 0 where the rate is not known.
 double full_rate_ns(const OperatorWork& work, const DeviceRates& rates);
 
-/// What the host takes to submit one call in a phase of a step, with the Python around it, autograd and the driver: on the host of the
-/// measured trainings (docs/cost.md). In the optimizer it is by the tensors of lists.
-double host_ns(std::string_view phase, const OperatorWork& work);
+/// What the host takes to submit one call in a phase of a step, with the Python around it, autograd and the driver: on a usual host, or on
+/// that of the device. In the optimizer it is by the tensors of lists.
+double host_ns(std::string_view phase, const OperatorWork& work, const DeviceRates& rates);
 
 /// Of ten published steps that were not fitted, eight took between these shares of the modelled time.
 struct ErrorOfModel {

@@ -140,7 +140,7 @@ constexpr NamedRate kRates[] = {
     {"fp16_flops_per_second", &GpuRates::fp16_flops},     {"bf16_flops_per_second", &GpuRates::bf16_flops},
     {"fp8_flops_per_second", &GpuRates::fp8_flops},       {"int8_flops_per_second", &GpuRates::int8_flops},
     {"memory_bytes_per_second", &GpuRates::memory_bytes}, {"bus_bytes_per_second", &GpuRates::bus_bytes},
-    {"nvlink_bytes_per_second", &GpuRates::nvlink_bytes}};
+    {"nvlink_bytes_per_second", &GpuRates::nvlink_bytes}, {"host_ns_per_operator", &GpuRates::host_ns_per_operator}};
 
 GpuRates read_rates(const nlohmann::json& file) {
   GpuRates rates;

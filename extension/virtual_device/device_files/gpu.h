@@ -14,6 +14,8 @@ struct GpuRates {
   int64_t memory_bytes = 0;
   int64_t bus_bytes = 0;     ///< between host and GPU, in each direction
   int64_t nvlink_bytes = 0;  ///< to other GPUs of the host, in each direction; 0: it has no NVLink
+  int64_t host_ns_per_operator =
+      0;  ///< that its host takes to submit an operator in forward; 0: what a host usually takes
 
   bool operator==(const GpuRates&) const = default;
 };

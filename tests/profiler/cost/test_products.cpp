@@ -63,6 +63,21 @@ TEST_CASE("fused attention has two products, and five in its backward", "[cost]"
   CHECK(flops("_scaled_dot_product_flash_attention_backward", "BFloat16:2:2x4x128x64 " + qkv + "> -") == 5 * product);
 }
 
+TEST_CASE("a recurrent network multiplies its inputs at once and its state step by step", "[cost]") {
+  const int64_t inputs = 4 * 512 * 256 + 4 * 512 * 512,
+                states = 2 * 4 * 512 * 512;  // elements of the matrices of two layers
+  const std::string list = "list:Half:8:1:" + std::to_string(inputs + states) + " ";
+  const std::string state = "Half:2:2x64x512 ";
+  const std::string lstm = "i:2 i:512 i:0 i:2 i:1 - i:1 i:0 - - > Half:2:64x100x512";
+  const auto forward = products_of(call("_cudnn_rnn", "Half:2:64x100x256 " + list + "i:4 - " + state + state + lstm));
+  CHECK(forward == std::vector<MatrixProduct>{{.m = 6400, .n = 2048, .k = 256 + 512},
+                                              {.m = 64, .n = 2048, .k = 512, .steps = 200}});
+  CHECK(flops("_cudnn_rnn", "Half:2:64x100x256 " + list + "i:4 - " + state + state + lstm) ==
+        2 * 6400 * (inputs + states));
+  CHECK(flops("_cudnn_rnn_backward", "Half:2:64x100x256 " + list + "i:4 - " + state + state + "- - - - " + lstm) ==
+        4 * 6400 * (inputs + states));
+}
+
 TEST_CASE("what computes no products has none, and what computes unknown ones is not metered", "[cost]") {
   CHECK(flops("relu_", "Float:4:100 > Float:4:100") == 0);
   CHECK(flops("gelu_backward", "Float:4:100 Float:4:100 > Float:4:100") == 0);

@@ -117,6 +117,56 @@ TEST_CASE("convolutions of float32 run in TF32, products do not", "[cost]") {
   CHECK(peak_time(product, device)->compute_ns == 4 * peak_time(convolution, device)->compute_ns);
 }
 
+TEST_CASE("a product with a vector has no tiles", "[cost]") {
+  const DeviceRates device = fast_device();
+  const OperatorWork dot = work("bmm", "Float:4:1x1x1000000 Float:4:1x1000000x2 > Float:4:1x1x2");
+  CHECK(peak_time(dot, device)->compute_ns == 1e-3 * static_cast<double>(dot.flops()));
+}
+
+TEST_CASE("a recurrent network takes a kernel at least for each step of each layer", "[cost]") {
+  const std::string state = "Float:4:2x64x512 Float:4:2x64x512 ";
+  const OperatorWork lstm = work("_cudnn_rnn", "Float:4:64x100x512 list:Float:8:1:4194304 i:4 - " + state +
+                                                   "i:2 i:512 i:0 i:2 i:1 - i:1 i:0 - - > Float:4:64x100x512");
+  CHECK(lstm.launches == 201);  // the inputs of all steps are one product
+  CHECK(peak_time(lstm, fast_device())->compute_ns > 0.25e-3 * static_cast<double>(lstm.flops()));
+}
+
+TEST_CASE("the gradient of an embedding fills its table, and adds each element of the rows that were taken", "[cost]") {
+  const OperatorWork gradient =
+      work("embedding_dense_backward", "Float:4:8x100x64 Long:8:8x100 i:5000 i:-1 i:0 > Float:4:5000x64");
+  CHECK(gradient.turns == 8 * 100 * 64);
+  CHECK(gradient.memory_bytes == 4 * (8 * 100 * 64 + 5000 * 64) + 8 * 800);
+  CHECK(gradient.launches > 1);
+  CHECK(family_of(gradient, fast_device()) == KernelFamily::embedding_gradient);
+}
+
+TEST_CASE("the loss of labels writes its gradient once, and takes rows in one thread block", "[cost]") {
+  const OperatorWork loss =
+      work("nll_loss_backward", "Float:4: Float:4:800x1000 Long:8:800 - i:1 i:-100 Float:4: > Float:4:800x1000");
+  CHECK(loss.memory_bytes == 800 * 1000 * 4);
+  CHECK(loss.serial_blocks->elements == 800);
+  CHECK(family_of(loss, fast_device()) == KernelFamily::label_loss);
+}
+
+TEST_CASE("a matrix is factorized column by column", "[cost]") {
+  CHECK(work("_linalg_solve_ex", "Float:4:256x256 Float:4:256x256 i:0 i:0 > Float:4:256x256").launches == 256);
+  CHECK(work("_linalg_svd", "Float:4:32x32 i:0 i:1 - > Float:4:32x32 Float:4:32").launches == 4 * 32);
+  CHECK(work("linalg_vector_norm", "Float:4:32x32 i:2 - i:0 - > Float:4:").launches == 1);
+}
+
+TEST_CASE("a depthwise convolution is cuDNN's or PyTorch's as PyTorch chooses", "[cost]") {
+  const auto kernel = [](const std::string& input, const std::string& window, const std::string& output) {
+    return work("convolution", input + " " + window + " - - - - i:0 - i:64 > " + output).depthwise;
+  };
+  using enum DepthwiseKernel;
+  CHECK(kernel("Half:2:8x64x28x28", "Half:2:64x1x3x3", "Half:2:8x64x28x28") == cudnn);
+  CHECK(kernel("Half:2:8x64x28x28", "Half:2:64x1x9x9", "Half:2:8x64x28x28") == pytorch);
+  CHECK(kernel("Half:2:8x64x28x28", "Half:2:64x1x3x3", "Half:2:8x64x14x14") ==
+        pytorch);  // few channels for a stride of two
+  CHECK(kernel("Float:4:8x64x28x28", "Float:4:64x1x3x3", "Float:4:8x64x28x28") == pytorch);
+  CHECK(kernel("Float:4:8x64x28x28~", "Float:4:64x1x7x7", "Float:4:8x64x28x28~") == cudnn_channels_last);
+}
+
 TEST_CASE("a batch norm of few channels takes as long as one that gives each multiprocessor two", "[cost]") {
   const DeviceRates device = fast_device();
   const auto turns_ns = [&](const std::string& name, const std::string& shape, const std::string& is_training) {
@@ -186,7 +236,7 @@ TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {
   const DeviceRates device = fast_device();
   const auto step = work_of_last_step(parse_metered_run(kRun), &device, true);
   REQUIRE(step);
-  const double forward_ns = host_ns("forward", work("relu", "Float:4:100 > Float:4:100"));
+  const double forward_ns = host_ns("forward", work("relu", "Float:4:100 > Float:4:100"), device);
   CHECK(forward_ns > 0);
   CHECK(step->phases.at("forward").host_ns == 2 * forward_ns);
   CHECK(step->step_ns() == step->all.host_ns);
@@ -196,7 +246,16 @@ TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {
 TEST_CASE("the host's time in the optimizer is by tensors", "[cost]") {
   const OperatorWork list = work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >");
   CHECK(list.tensors == 60);
-  CHECK(host_ns("optimizer", list) == 60 * host_ns("optimizer", work("add_", "Float:4:10 Float:4:10 > Float:4:10")));
+  const OperatorWork one = work("add_", "Float:4:10 Float:4:10 > Float:4:10");
+  CHECK(host_ns("optimizer", list, {}) == 60 * host_ns("optimizer", one, {}));
+}
+
+TEST_CASE("a device whose host was measured has that host's time", "[cost]") {
+  const OperatorWork relu = work("relu", "Float:4:100 > Float:4:100");
+  const DeviceRates slow{.host_ns_per_operator = 30000};
+  CHECK(host_ns("forward", relu, slow) == Approx(30000));
+  CHECK(host_ns("backward", relu, slow) / host_ns("backward", relu, {}) ==
+        Approx(30000 / host_ns("forward", relu, {})));
 }
 
 TEST_CASE("a rate that is not known gives no time", "[cost]") {
