@@ -36,7 +36,8 @@ double flops_in_parts(const MatrixProduct& product, const Tile& tile, int64_t mu
 
 /// The least of all tiles and numbers of parts that libraries choose among. A product with a vector has no tiles.
 double flops_in_waves(const MatrixProduct& product, int64_t multiprocessors) {
-  if (std::min(product.m, product.n) == 1) return static_cast<double>(product.flops() / product.steps);
+  if (std::min(product.m, product.n) == 1)
+    return static_cast<double>(product.flops()) / static_cast<double>(product.steps);
   const int64_t most_splits = std::clamp<int64_t>(product.k / kLeastOfSplit, 1, kMostSplits);
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
