@@ -3,7 +3,8 @@
     python tests/truth/test_truth.py --build BUILD_FOLDER [--source liger] [--device a100-80] [--only REGEX] [--rows FILE]
 
 The tables beside this file have the figures with their sources. The first time it makes .venv-truth with the packages that the
-figures name, next to the torch that is there; the figures of an H100 and an H200 need another torch, in .venv-truth-h100. Prints each row that is
+figures name, next to the torch that is there; the figures of an H100 and an H200 need another torch, in .venv-truth-h100, and so do
+published processes that are run as a whole (liger_processes.csv), in .venv-truth-2.4.1 and the like. Prints each row that is
 off with the reason that explained.csv has for it, and of each source the rows, the median, the 90th percentile and the worst error. A
 series (one program, many sizes) whose rows all differ by the same bytes is counted apart: the published process held something besides.
 --rows keeps what was measured in a file; what is in it is not measured again. Not part of scripts/test, as it takes hours.
@@ -33,18 +34,29 @@ MEGATRON = ("megatron-core==0.16.1",)  # the newest release before the published
 
 H100 = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0", "transformers==5.17.0", "numpy")  # of the runs on the GPU; transformers imports all
 
+TORCH_OF_BUILD = ""  # in the place of a version
+
 Row = collections.namedtuple("Row", "source device label series published job")
 Explanation = collections.namedtuple("Explanation", "rows whose why")  # of the rows whose names the expression finds
 
 
+def liger_processes():
+    """Published processes in which tensors live on from one row to the next: an expression that finds the names of their rows, their torch,
+    and before which of their measurements, counted from 1, Python's collector ran."""
+    return [line | {"collected": [int(number) for number in line["collected"].split()]}
+            for line in csv.DictReader((runs.HERE / "liger_processes.csv").open())]
+
+
 def liger_rows():
-    rows = []
+    rows, processes = [], liger_processes()
     for number, series in enumerate(csv.DictReader((runs.HERE / "liger.csv").open())):
         sizes, figures = [int(size) for size in series["sizes"].split()], [float(figure) for figure in series["mib"].split()]
         for size, figure in zip(sizes, figures, strict=True):
             label = f"{series['operator']} {series['provider']} {series['mode']} {series['size_name']}={size} {series['config']}"
             job = {name: series[name] for name in ("operator", "provider", "mode", "config", "release", "commit")}
-            rows.append(Row("liger", series["device"], f"{label} ({series['commit']})", number, figure, job | {"size": size}))
+            row = Row("liger", series["device"], f"{label} ({series['commit']})", number, figure, job | {"size": size})
+            process = next((line for line in processes if re.search(line["process"], name(row))), {})
+            rows.append(row._replace(job=row.job | process))
     return rows
 
 
@@ -65,37 +77,53 @@ def measured_rows(source):
 SOURCES = {"liger": liger_rows, "peft": peft_rows, **{source: functools.partial(measured_rows, source) for source in MEASURED}}
 
 
-def venv_of(source):
-    return runs.ROOT / (".venv-truth-h100" if source in MEASURED else ".venv-truth")
+def torch_of(row):
+    """Of those that it needs, if not the build's."""
+    return row.job.get("torch", TORCH_OF_BUILD)
 
 
-def short_compilations():
+def venv_of(source, torch):
+    if source in MEASURED:
+        return runs.ROOT / ".venv-truth-h100"
+    return runs.ROOT / f".venv-truth-{torch}" if torch else VENV
+
+
+def short_compilations(venv, caches):
     """Settings of Triton and Inductor. Their caches are ours, since the kernels in them are empty."""
-    ptxas = next(runs.BASE.glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/ptxas-blackwell"))
+    ptxas = max(venv.glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/ptxas*"))  # that for Blackwell, where there are two
     return {"TRITON_PTXAS_PATH": str(runs.HERE / "short_ptxas"), "TRITON_PTXAS_BLACKWELL_PATH": str(runs.HERE / "short_ptxas"),
-            "SHORT_PTXAS": str(ptxas), "TRITON_CACHE_DIR": str(VENV / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(VENV / "inductor")}
+            "SHORT_PTXAS": str(ptxas), "TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
 
 
-def measure(build, source, device, jobs, done):
+def measure(build, source, device, torch, jobs, done):
     """Runs the source's program once on the device; calls `done` with each line that it prints."""
-    venv = venv_of(source)
+    venv = venv_of(source, torch)
     program = runs.HERE / f"{'measured' if source in MEASURED else source}_rows.py"
     # Published figures are of torch before 2.15, which kept cuBLAS's workspaces and had no kernels of its own in Triton.
-    settings = short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
+    settings = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
     with tempfile.TemporaryDirectory(prefix="oomdiag-truth-") as folder:
-        runs.run_rows(build, device, (venv / "bin/python", program, venv / source), jobs, folder, done, settings)
+        if torch:  # no recorder is written for it; and compiled anew, each time the same tensors live on
+            settings |= short_compilations(venv, pathlib.Path(folder)) | {"CXX": "false"}
+        else:
+            settings |= short_compilations(runs.BASE, VENV)
+        runs.run_rows(build, device, (venv / "bin/python", program, VENV / source), jobs, folder, done, settings)
 
 
 def measure_all(build, rows, file):
     """What each row came to, by source, device and label: {"mib": …} or {"error": …}."""
     kept = runs.Kept(file)
     groups = collections.defaultdict(list)
-    for row in rows:
-        if name(row) not in kept.lines:
-            groups[row.source, row.device].append(row)
-    for (source, device), group in groups.items():
-        measure(build, source, device, [row.job | {"row": name(row)} for row in group], kept.add)
+    for row in with_whole_processes([row for row in rows if name(row) not in kept.lines]):
+        groups[row.source, row.device, torch_of(row)].append(row)
+    for (source, device, torch), group in groups.items():
+        measure(build, source, device, torch, [row.job | {"row": name(row)} for row in group], kept.add)
     return kept.lines
+
+
+def with_whole_processes(rows):
+    """In their order, with all the rows of each published process that has one of them."""
+    wanted, processes = set(map(name, rows)), {row.job["process"] for row in rows if "process" in row.job}
+    return [row for row in all_rows() if name(row) in wanted or row.job.get("process") in processes]
 
 
 def name(row):
@@ -172,10 +200,13 @@ def all_rows():
     return [row for rows in SOURCES.values() for row in rows()]
 
 
-def make_venvs(sources):
-    """One that finds the torch of the build's, with each release of liger-kernel in a folder of its own; and that of the torch of the H100 and the H200."""
+def make_venvs(sources, torches=frozenset()):
+    """One that finds the torch of the build's, with each release of liger-kernel in a folder of its own; that of the torch of the H100 and
+    the H200; and those of published processes."""
     if sources & set(MEASURED):
-        runs.make_venv(venv_of("h100"), H100)
+        runs.make_venv(venv_of("h100", TORCH_OF_BUILD), H100)
+    for torch in torches - {TORCH_OF_BUILD}:
+        runs.make_venv(venv_of("liger", torch), (f"torch=={torch}", "numpy", "packaging"))
     if not sources & {"liger", "peft"}:
         return
     runs.make_venv(VENV, ("--no-deps", *PEFT, *MEGATRON))
@@ -183,7 +214,8 @@ def make_venvs(sources):
     (VENV / folder.relative_to(runs.BASE) / "torch.pth").write_text(f"{folder}\n")
     for release in sorted({row.job["release"] for row in liger_rows()}):
         if not (VENV / "liger" / release).exists():
-            runs.install(VENV, "--no-deps", "--target", VENV / "liger" / release, f"liger-kernel=={release}")
+            package = "liger-kernel-nightly" if "dev" in release else "liger-kernel"  # of the commit itself, where a row's release is later
+            runs.install(VENV, "--no-deps", "--target", VENV / "liger" / release, f"{package}=={release}")
 
 
 def main():
@@ -196,7 +228,7 @@ def main():
     options = parser.parse_args()
     rows = [row for row in all_rows() if options.source in (None, row.source) and options.device in (None, row.device)
             and re.search(options.only, name(row))]
-    make_venvs({row.source for row in rows})
+    make_venvs({row.source for row in rows}, {torch_of(row) for row in rows})
     wrong = report(rows, measure_all(options.build.resolve(), rows, options.rows))
     for line in wrong:
         print(f"wrong: {line}")
