@@ -18,13 +18,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <sstream>
+#include <system_error>
 
 #include "cli/process/environment.h"
 #include "cli/process/launcher.h"
@@ -328,11 +331,25 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
   return folders;
 }
 
+bool has_interface(std::string_view version) {
+  constexpr std::array kOldest = {2, 6};
+  std::array<int, 2> found{};
+  const char* at = version.data();
+  const char* const end = at + version.size();
+  for (int& part : found) {
+    const auto [rest, error] = std::from_chars(at, end, part);
+    if (error != std::errc()) return true;  // somebody's own: it is tried
+    at = rest == end ? end : rest + 1;
+  }
+  return found >= kOldest;
+}
+
 bool has_old_strings(const fs::path& torch) {
   return read_file(torch / "lib" / "libc10.so").find("_ZN3c105ErrorC1ENS_14SourceLocationESs") != std::string::npos;
 }
 
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install) {
+  if (!has_interface(torch.version)) throw cannot(torch, "it is older than torch 2.6", "install torch 2.6 or newer");
   const bool old_strings = has_old_strings(torch.folder);
   const fs::path cache = own_folder_in_cache("recorders");
   const std::string name = name_of_build(torch, old_strings, hash_sources(install));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/python/install.h"
@@ -20,8 +21,8 @@ struct FirstUse {
 };
 
 /// The recorder and the contents library for `torch`, from the cache, else built from our sources with the headers of that
-/// torch, with a line on stderr. Two that start at once build once. Throws Error(environment) where that cannot be done; the hint
-/// says what works without.
+/// torch, with a line on stderr. Two that start at once build once. Throws Error(environment) where that cannot be done, as of a torch that is
+/// too old; the hint says what works without.
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install);
 
 /// One file to compile, with the sources that it includes.
@@ -41,6 +42,9 @@ std::string name_of_build(const TorchOfPython& torch, bool old_strings, uint64_t
 /// Folders with the headers that torch's own want: those of the packages beside it, then those that Triton brings, which
 /// complete them.
 std::vector<std::filesystem::path> header_folders(const std::filesystem::path& torch);
+
+/// Whether a torch of this version, as "2.5.1+cu124", may have what the recorder is written for: 2.6 and newer do.
+bool has_interface(std::string_view version);
 
 /// Whether the libraries of torch were compiled with the strings of before C++11, as wheels up to 2.6 are.
 bool has_old_strings(const std::filesystem::path& torch);

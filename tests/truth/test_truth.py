@@ -103,7 +103,7 @@ def measure(build, source, device, torch, jobs, done):
     settings = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
     with tempfile.TemporaryDirectory(prefix="oomdiag-truth-") as folder:
         if torch:  # no recorder is written for it; and compiled anew, each time the same tensors live on
-            settings |= short_compilations(venv, pathlib.Path(folder)) | {"CXX": "false"}
+            settings |= short_compilations(venv, pathlib.Path(folder))
         else:
             settings |= short_compilations(runs.BASE, VENV)
         runs.run_rows(build, device, (venv / "bin/python", program, VENV / source), jobs, folder, done, settings)

@@ -22,6 +22,15 @@ TEST_CASE("what is built for one torch is not taken for another, nor for another
   CHECK(name_of_build(torch, false, 1) != name_of_build(torch, false, 2));
 }
 
+TEST_CASE("a torch that the recorder is not written for is told by its version", "[cli]") {
+  CHECK(has_interface("2.6.0+cu124"));
+  CHECK(has_interface("2.15.0"));
+  CHECK(has_interface("3.0"));
+  CHECK_FALSE(has_interface("2.5.1+cu121"));
+  CHECK_FALSE(has_interface("1.13.1"));
+  CHECK(has_interface("of-our-own"));
+}
+
 TEST_CASE("headers are those of the packages beside torch, then those of Triton", "[cli]") {
   const TestFolder packages;
   packages.write("nvidia/cuda_runtime/include/cuda.h");
