@@ -98,7 +98,7 @@ void add_of_modules(std::vector<Change>& changes, const ProgramFacts& program) {
     change.missing = module->missing;
     changes.push_back(std::move(change));
   }
-  std::ranges::stable_partition(changes, &Change::cures);
+  std::stable_partition(changes.begin(), changes.end(), [](const Change& change) { return change.cures; });
 }
 
 void add_of_blocks(std::vector<Change>& changes, const ProgramFacts& program) {
