@@ -12,70 +12,70 @@ struct TimeCoefficients {
 
 /// By KernelFamily.
 inline constexpr TimeCoefficients kTimeCoefficients[] = {
-    {1.066, 0.778, 0.4000},    // matrix_product
-    {1.240, 1.286, 0.4000},    // hopper_product
-    {3.558, 1.200, 0.4000},    // hopper_even_product
-    {2.747, 3.451, 0.4000},    // hopper_odd_product
-    {1.326, 1.426, 0.4000},    // fp32_product
-    {0.983, 0.862, 0.5238},    // convolution
-    {1.189, 1.979, 0.4000},    // convolution_backward
-    {1.504, 2.075, 0.4150},    // hopper_tf32_convolution
-    {2.181, 4.085, 0.4000},    // hopper_tf32_convolution_backward
-    {1.970, 1.654, 0.4677},    // hopper_half_convolution
-    {1.558, 6.450, 0.4000},    // hopper_half_convolution_backward
-    {1.610, 1.258, 0.3935},    // hopper_tf32_pointwise
-    {2.597, 1.161, 0.4000},    // hopper_tf32_pointwise_backward
-    {2.266, 1.949, 0.3949},    // hopper_half_pointwise
-    {3.573, 1.913, 0.4000},    // hopper_half_pointwise_backward
-    {1.081, 1.241, 0.4247},    // grouped_convolution
-    {1.800, 1.314, 0.4000},    // grouped_convolution_backward
-    {2.760, 1.902, 0.4000},    // hopper_grouped_convolution
-    {5.500, 3.303, 0.4000},    // hopper_grouped_convolution_backward
-    {1.276, 1.143, 0.3734},    // depthwise_convolution
-    {1.348, 1.396, 0.4371},    // depthwise_convolution_backward
-    {1.492, 1.013, 0.5028},    // half_channels_last_depthwise
-    {6.876, 1.458, 0.5998},    // half_channels_last_depthwise_backward
-    {1.520, 1.433, 0.5303},    // fp32_channels_last_depthwise
-    {97.366, 1.302, 0.4209},   // fp32_channels_last_depthwise_backward
-    {1.565, 1.345, 1.0238},    // own_depthwise_convolution
-    {29.316, 2.262, 2.1408},   // own_depthwise_convolution_backward
-    {1.163, 0.916, 0.4000},    // attention
+    {1.063, 0.777, 0.4000},    // matrix_product
+    {1.243, 1.287, 0.4000},    // hopper_product
+    {3.654, 1.200, 0.4000},    // hopper_even_product
+    {2.800, 3.455, 0.4000},    // hopper_odd_product
+    {1.334, 1.409, 0.4000},    // fp32_product
+    {1.010, 0.872, 0.5016},    // convolution
+    {1.262, 1.492, 0.4000},    // convolution_backward
+    {1.499, 2.114, 0.4129},    // hopper_tf32_convolution
+    {2.171, 4.165, 0.4000},    // hopper_tf32_convolution_backward
+    {1.967, 1.668, 0.4673},    // hopper_half_convolution
+    {1.549, 6.509, 0.4000},    // hopper_half_convolution_backward
+    {1.618, 1.269, 0.3932},    // hopper_tf32_pointwise
+    {2.609, 1.167, 0.4000},    // hopper_tf32_pointwise_backward
+    {2.285, 1.952, 0.3948},    // hopper_half_pointwise
+    {3.577, 1.911, 0.4000},    // hopper_half_pointwise_backward
+    {1.099, 1.290, 0.4189},    // grouped_convolution
+    {1.865, 1.320, 0.4000},    // grouped_convolution_backward
+    {2.773, 1.912, 0.4000},    // hopper_grouped_convolution
+    {5.464, 3.452, 0.4000},    // hopper_grouped_convolution_backward
+    {1.255, 0.921, 0.3327},    // depthwise_convolution
+    {1.317, 1.269, 0.4175},    // depthwise_convolution_backward
+    {1.464, 0.911, 0.4126},    // half_channels_last_depthwise
+    {6.468, 1.454, 0.6136},    // half_channels_last_depthwise_backward
+    {1.456, 1.357, 0.4868},    // fp32_channels_last_depthwise
+    {85.323, 1.448, 0.4807},   // fp32_channels_last_depthwise_backward
+    {1.596, 1.061, 1.0208},    // own_depthwise_convolution
+    {17.712, 3.192, 2.5658},   // own_depthwise_convolution_backward
+    {1.164, 0.914, 0.4000},    // attention
     {1.300, 1.200, 0.4000},    // attention_backward
-    {2.609, 1.525, 0.4000},    // hopper_attention
-    {3.290, 3.318, 0.4000},    // hopper_attention_backward
-    {2.075, 1.200, 0.4000},    // fp32_attention
-    {2.081, 1.200, 0.4000},    // fp32_attention_backward
-    {2.903, 1.200, 0.4000},    // rnn
-    {4.216, 1.200, 0.4000},    // rnn_backward
+    {2.028, 1.534, 0.4000},    // hopper_attention
+    {2.768, 3.236, 0.4000},    // hopper_attention_backward
+    {2.096, 1.200, 0.4000},    // fp32_attention
+    {2.093, 1.200, 0.4000},    // fp32_attention_backward
+    {2.817, 1.200, 0.4000},    // rnn
+    {4.116, 1.200, 0.4000},    // rnn_backward
     {1.300, 1.074, 0.4000},    // elementwise
-    {1.300, 0.786, 0.3999},    // mixed_elementwise
-    {1.300, 0.808, 0.4105},    // strided_elementwise
-    {1.300, 1.556, 0.4000},    // copy
-    {1.300, 1.286, 0.3487},    // mixed_copy
-    {1.300, 1.250, 0.5988},    // strided_copy
-    {1.300, 1.200, 1.1058},    // batch_norm
-    {1.300, 1.194, 1.7956},    // batch_norm_backward
-    {1.300, 2.279, 0.5521},    // cudnn_batch_norm
-    {1.300, 2.636, 1.4347},    // cudnn_batch_norm_backward
-    {1.300, 1.557, 162.9903},  // layer_norm
-    {1.300, 1.867, 533.6003},  // layer_norm_backward
-    {1.300, 1.317, 118.9151},  // tall_layer_norm_backward
-    {1.300, 1.375, 0.4000},    // normalization
-    {1.300, 2.772, 0.4000},    // normalization_backward
-    {1.300, 1.924, 0.4000},    // softmax
-    {1.300, 2.068, 0.4000},    // softmax_backward
-    {1.300, 1.757, 130.4203},  // reduction
-    {1.300, 2.134, 0.4000},    // pooling
-    {1.300, 5.518, 0.4000},    // pooling_backward
-    {1.300, 1.210, 282.3034},  // interpolation
-    {1.300, 2.176, 0.4000},    // interpolation_backward
-    {1.300, 1.394, 0.4000},    // indexing
-    {1.300, 15.091, 0.4000},   // indexing_backward
-    {1.300, 1.426, 0.4499},    // embedding_gradient
-    {1.300, 1.077, 0.4276},    // label_loss
-    {1.300, 5.897, 0.4000},    // scattering
+    {1.300, 0.784, 0.4095},    // mixed_elementwise
+    {1.300, 0.792, 0.4020},    // strided_elementwise
+    {1.300, 1.561, 0.4000},    // copy
+    {1.300, 1.295, 0.3502},    // mixed_copy
+    {1.300, 1.264, 0.5698},    // strided_copy
+    {1.300, 1.198, 1.1035},    // batch_norm
+    {1.300, 1.193, 1.7942},    // batch_norm_backward
+    {1.300, 2.253, 0.5460},    // cudnn_batch_norm
+    {1.300, 2.484, 1.4248},    // cudnn_batch_norm_backward
+    {1.300, 1.547, 163.4259},  // layer_norm
+    {1.300, 1.882, 532.8283},  // layer_norm_backward
+    {1.300, 1.315, 118.9419},  // tall_layer_norm_backward
+    {1.300, 1.270, 0.4000},    // normalization
+    {1.300, 2.785, 0.4000},    // normalization_backward
+    {1.300, 2.153, 0.4000},    // softmax
+    {1.300, 1.914, 0.4000},    // softmax_backward
+    {1.300, 1.757, 130.8774},  // reduction
+    {1.300, 2.149, 0.4000},    // pooling
+    {1.300, 5.695, 0.4000},    // pooling_backward
+    {1.300, 1.211, 284.2324},  // interpolation
+    {1.300, 2.212, 0.4000},    // interpolation_backward
+    {1.300, 1.393, 0.4000},    // indexing
+    {1.300, 15.112, 0.4000},   // indexing_backward
+    {1.300, 1.379, 0.4419},    // embedding_gradient
+    {1.300, 1.073, 0.4268},    // label_loss
+    {1.300, 5.917, 0.4000},    // scattering
     {1.300, 1.200, 0.4000},    // factorization
-    {1.300, 1.255, 0.4000},    // optimizer
+    {1.300, 1.251, 0.4000},    // optimizer
     {1.300, 1.200, 0.4000},    // fused
     {1.300, 1.200, 0.4000},    // other
 };
@@ -86,15 +86,15 @@ struct HostCoefficient {
   double call_ns = 0;
 };
 inline constexpr HostCoefficient kHostCoefficients[] = {
-    {"forward", 14216},
-    {"recomputation", 40613},
-    {"backward", 10709},
-    {"optimizer", 4450},
+    {"forward", 14440},
+    {"recomputation", 40125},
+    {"backward", 9787},
+    {"optimizer", 4812},
 };
 
 inline constexpr double kLaunchNs = 4000;
 inline constexpr double kBusCoefficient = 1.26;
 /// Measured over modelled time of steps that were held out: a tenth lies below, a tenth above.
-inline constexpr double kErrorLow = 0.903, kErrorHigh = 1.158;
+inline constexpr double kErrorLow = 0.902, kErrorHigh = 1.173;
 
 }  // namespace oomdiag
