@@ -5,10 +5,11 @@
 namespace oomdiag {
 namespace {
 
+/// Of two fixes that are as good as each other the report has the first one here first.
 std::vector<FixRow> join_tables() {
   std::vector<FixRow> rows;
-  for (const std::span<const FixRow> table : {list_step_fixes(), list_state_fixes(), list_language_fixes(),
-                                              list_autocast_fixes(), list_checkpoint_fixes(), list_batch_fixes()}) {
+  for (const std::span<const FixRow> table : {list_step_fixes(), list_state_fixes(), list_checkpoint_fixes(),
+                                              list_language_fixes(), list_autocast_fixes(), list_batch_fixes()}) {
     rows.insert(rows.end(), table.begin(), table.end());
   }
   for (FixRow cure : list_cures()) {
