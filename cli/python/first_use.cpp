@@ -18,16 +18,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <sstream>
-#include <system_error>
+#include <utility>
 
 #include "cli/process/environment.h"
 #include "cli/process/launcher.h"
@@ -331,17 +330,10 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
   return folders;
 }
 
-bool has_interface(std::string_view version) {
-  constexpr std::array kOldest = {2, 6};
-  std::array<int, 2> found{};
-  const char* at = version.data();
-  const char* const end = at + version.size();
-  for (int& part : found) {
-    const auto [rest, error] = std::from_chars(at, end, part);
-    if (error != std::errc()) return true;  // somebody's own: it is tried
-    at = rest == end ? end : rest + 1;
-  }
-  return found >= kOldest;
+bool has_interface(const std::string& version) {
+  int major = 0, minor = 0;
+  if (std::sscanf(version.c_str(), "%d.%d", &major, &minor) != 2) return true;  // somebody's own: it is tried
+  return std::pair(major, minor) >= std::pair(2, 6);
 }
 
 bool has_old_strings(const fs::path& torch) {

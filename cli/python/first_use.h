@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/python/install.h"
@@ -44,7 +43,7 @@ std::string name_of_build(const TorchOfPython& torch, bool old_strings, uint64_t
 std::vector<std::filesystem::path> header_folders(const std::filesystem::path& torch);
 
 /// Whether a torch of this version, as "2.5.1+cu124", may have what the recorder is written for: 2.6 and newer do.
-bool has_interface(std::string_view version);
+bool has_interface(const std::string& version);
 
 /// Whether the libraries of torch were compiled with the strings of before C++11, as wheels up to 2.6 are.
 bool has_old_strings(const std::filesystem::path& torch);

@@ -45,16 +45,17 @@ void TensorReferrers::write() {
   if (write_reached(0, end)) {
     const auto next = static_cast<uint32_t>(reached_.size());
     for (const PythonRef& frame : comprehensions_) add_frame(frame.get());
-    is_cut_ = !write_reached(next, end) || is_cut_;
-  } else {
-    is_cut_ = true;
+    write_reached(next, end);
   }
   if (is_cut_) write_mark(kSearchCutShort);
 }
 
 bool TensorReferrers::write_reached(uint32_t index, std::chrono::steady_clock::time_point end) {
   for (; index < reached_.size(); ++index) {
-    if (written_ >= kMaxEvents || std::chrono::steady_clock::now() > end) return false;
+    if (written_ >= kMaxEvents || std::chrono::steady_clock::now() > end) {
+      is_cut_ = true;
+      return false;
+    }
     write_tensor(index);
     follow(index);
   }

@@ -92,7 +92,7 @@ class TensorReferrers {
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
-  bool is_cut_ = false;  ///< some object was not followed to all that it refers to
+  bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
 };
 
 }  // namespace oomdiag

@@ -28,6 +28,11 @@ void add_work(WorkSum& sum, const OperatorWork& work, double host_ns, const std:
   sum.bound_ns[static_cast<size_t>(time->bound_by)] += ns;
 }
 
+/// What the host takes to submit it: a usual one where the device is not known.
+double submission_ns(std::string_view phase, const OperatorWork& work, const DeviceRates* rates) {
+  return host_ns(phase, work, rates != nullptr ? *rates : DeviceRates{});
+}
+
 /// A collective runs on a stream of its own.
 void add_work(StepWork& step, const MeteredOperator& metered, const Communication& call,
               const std::optional<Links>& links, const DeviceRates* rates) {
@@ -39,7 +44,7 @@ void add_work(StepWork& step, const MeteredOperator& metered, const Communicatio
     sum->link_bytes += static_cast<int64_t>(call.bytes_on_links() * count);
     (call.is_waited_for ? sum->waited_for_ns : sum->overlapped_ns) += time.value_or(0) * count;
     sum->overlapped += call.is_waited_for ? 0 : metered.count;
-    sum->host_ns += host_ns(metered.phase, {}, rates != nullptr ? *rates : DeviceRates{}) * count;
+    sum->host_ns += submission_ns(metered.phase, {}, rates) * count;
   }
 }
 
@@ -52,14 +57,12 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   const bool is_beside = metered.on_own_stream && work.bus_bytes > 0;
-  const auto of_host = [&](std::string_view phase) {
-    return host_ns(phase, work, rates != nullptr ? *rates : DeviceRates{});
-  };
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add_work(*sum, work, of_host(metered.phase), time, metered.count, is_beside);
+    add_work(*sum, work, submission_ns(metered.phase, work, rates), time, metered.count, is_beside);
   }
   if (metered.phase != "forward") return;
-  add_work(step.forward[metered.module], work, of_host("recomputation"), time, metered.count, is_beside);
+  add_work(step.forward[metered.module], work, submission_ns("recomputation", work, rates), time, metered.count,
+           is_beside);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.

@@ -642,8 +642,7 @@ Found find_all_pairs(const ReasonFacts& facts) {
 // [batch, points, points] that a product made.
 Found find_tensors_of_pairs(const ReasonFacts& facts) {
   constexpr int64_t kMany = 256;
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr) return {};
+  if (failure(facts) == nullptr) return {};
   Share pairs = sum_blocks(facts, [&](const LiveBlock& block) {
     const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
     for (size_t i = 0; i + 2 < shape.size(); ++i) {  // not the last two: images, and scores of attention, are as square
@@ -654,14 +653,7 @@ Found find_tensors_of_pairs(const ReasonFacts& facts) {
   if (pairs.largest == nullptr) return {};
   const LiveBlock* const largest = pairs.largest;
   // Shapes are known of few; what is as large is of its kind, as what was requested.
-  if (is_square(parse_shape(largest->shape))) {
-    pairs = sum_blocks(facts, [&](const LiveBlock& block) {
-      return is_data(block) && is_of_as_many(block.requested_bytes, largest->requested_bytes);
-    });
-    const bool asks = is_of_as_many(failed->requested_bytes, largest->requested_bytes);
-    pairs.bytes += asks ? failed->requested_bytes : 0;
-    pairs.count += asks ? 1 : 0;
-  }
+  if (is_square(parse_shape(largest->shape))) pairs = sum_alike(facts, largest->requested_bytes);
   if (pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
   return Reason{
       .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(largest->made),

@@ -241,6 +241,16 @@ bool is_data(const LiveBlock& block) {
          block.category != Category::workspace;
 }
 
+Share sum_alike(const ReasonFacts& facts, int64_t bytes) {
+  Share alike = sum_blocks(
+      facts, [&](const LiveBlock& block) { return is_data(block) && is_of_as_many(block.requested_bytes, bytes); });
+  if (is_of_as_many(requested_bytes(facts), bytes)) {
+    alike.bytes += requested_bytes(facts);
+    ++alike.count;
+  }
+  return alike;
+}
+
 bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
   return is_one_of(where.op, ops) || is_one_of(where.inner, ops);
 }

@@ -108,6 +108,9 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
 /// Whether two sizes are of as many elements, in types of 1 to 8 bytes.
 bool is_of_as_many(int64_t a, int64_t b);
 
+/// The data that lives of as many elements as a tensor of so many bytes, and what was requested, if it has as many.
+Share sum_alike(const ReasonFacts& facts, int64_t bytes);
+
 /// "history" of "list 'history' in train.py", as the program calls it; or empty.
 std::string_view variable_name(std::string_view variable);
 

@@ -232,12 +232,9 @@ std::optional<SquareMatrices> find_squares(const ReasonFacts& facts) {
     return is_square && !makes_layer(block.made);
   });
   if (named.largest == nullptr) return {};
-  const Share all = sum_blocks(facts, [&](const LiveBlock& block) {
-    return is_data(block) && is_of_as_many(block.requested_bytes, named.largest->requested_bytes);
-  });
-  const bool asks = is_of_as_many(failed->requested_bytes, named.largest->requested_bytes);
-  found.bytes = all.bytes + (asks ? failed->requested_bytes : 0);
-  found.count = all.count + (asks ? 1 : 0);
+  const Share all = sum_alike(facts, named.largest->requested_bytes);
+  found.bytes = all.bytes;
+  found.count = all.count;
   found.largest = named.largest;
   if (found.count < 2 || !is_large(facts, found.bytes, 0.5)) return {};
   return found;

@@ -392,7 +392,7 @@ Found find_larger_step(const ReasonFacts& facts) {
   const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {
     return block.is_of_step() && block.made.source == failed->where.source;
   });
-  const bool is_of_training = was_in_step_before && !has_other_caller(*failed);
+  const bool has_other = has_other_caller(*failed), is_of_training = was_in_step_before && !has_other;
   if (in_graph)
     lines.insert(is_of_training ? lines.end() : lines.begin(),
                  "with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
@@ -401,8 +401,7 @@ Found find_larger_step(const ReasonFacts& facts) {
           "this step works on more at once: results of its layers are {:.{}f} times as large as in the "
           "step before, {} so far ({}{})",
           times, times < 10 ? 1 : 0, with_unit(work.bytes + failed->requested_bytes), short_place(failed->where),
-          has_other_caller(*failed) ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where)
-                                    : ""),
+          has_other ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where) : ""),
       .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
       .fix = "as_much_as_before",
       .how = std::move(lines)};

@@ -128,12 +128,14 @@ void DeviceFollower::read_layout(const Event& event, uint64_t index) {
 
 void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer) result_.searched_at = std::min(result_.searched_at, index);
-  if (event.kind == EventKind::referrer && (event.flags & kSearchCutShort) != 0 && event.address == 0)
-    result_.search_was_cut = true;
-  const bool is_host_tensor = event.kind == EventKind::referrer && event.address == 0 && event.detail != 0;
-  if (is_host_tensor) {
-    result_.referrers.push_back(
-        {.variable = event.detail, .nodes = event.call_id, .bytes = event.bytes, .on_host = true});
+  if (event.kind == EventKind::referrer && event.address == 0) {
+    const bool is_host_tensor = event.detail != 0;
+    if (is_host_tensor) {
+      result_.referrers.push_back(
+          {.variable = event.detail, .nodes = event.call_id, .bytes = event.bytes, .on_host = true});
+    } else if ((event.flags & kSearchCutShort) != 0) {
+      result_.search_was_cut = true;
+    }
   }
   if (event.address == 0) return;  // it is about an OOM, or a search begins
   uint32_t id = find(blocks_.find(event.address), event.address);

@@ -22,7 +22,7 @@ TEST_CASE("what is built for one torch is not taken for another, nor for another
   CHECK(name_of_build(torch, false, 1) != name_of_build(torch, false, 2));
 }
 
-TEST_CASE("a torch that the recorder is not written for is told by its version", "[cli]") {
+TEST_CASE("a torch that the recorder is not written for is recognized by its version", "[cli]") {
   CHECK(has_interface("2.6.0+cu124"));
   CHECK(has_interface("2.15.0"));
   CHECK(has_interface("3.0"));
