@@ -11,6 +11,9 @@
 
 #include "profiler/explain/reasons.h"
 
+// What `configure` of a row (FixRow, fixes.h) is asked about: the program, as its complete run showed it. Another question of a fix is a member
+// here, and a line of look.py where that has to look.
+
 namespace oomdiag {
 
 /// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.

@@ -7,6 +7,9 @@
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/history.h"
 
+// What a step works on: how the allocator cuts memory, graphs and outputs that nobody needs, what stays from step to step, results that
+// are written anew, layouts of images.
+
 namespace oomdiag {
 namespace {
 
