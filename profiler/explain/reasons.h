@@ -26,8 +26,7 @@ struct Reason {
 
 void visit_fields(auto& visit, Either<Reason> auto& value) {
   visit.object("reason", "What of the program is behind the cause.");
-  visit({"id", "a row of `kReasons` in profiler/explain/reasons.cpp: `recurrent_state`, `key_value_cache`, …"},
-        value.id);
+  visit({"id", "a row of profiler/explain/reasons.inc: `recurrent_state`, `key_value_cache`, …"}, value.id);
   visit({"text", "the same in a sentence, with its line"}, value.text);
   visit({"bytes", "that it holds or requests"}, value.bytes);
   visit.or_null({"fix", "the `id` of the fix that cures it"}, value.fix);
