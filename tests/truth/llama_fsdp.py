@@ -116,4 +116,5 @@ def main():
     print(torch.cuda.max_memory_reserved() / 2**30)
 
 
-main()
+if __name__ == "__main__":
+    main()
