@@ -14,6 +14,7 @@
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
+#include "cli/process/environment.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
@@ -97,17 +98,31 @@ void check_recording(const Diagnosis& diagnosis) {
               "give a folder on another disk: --folder DIR");
 }
 
+/// "oomdiag train --model unet --batch 9 --device rtx3060": the model as it was asked for, with these `arguments`, on the same device.
+std::string command_line(const std::string& command, const TrainOptions& options,
+                         const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = arguments_of_model(options.model);
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  if (!options.device.device.empty()) words.insert(words.end(), {"--device", options.device.device});
+  if (!options.device.memory.empty()) words.insert(words.end(), {"--memory", options.device.memory});
+  std::string line = "oomdiag " + command;
+  for (const std::string& word : words) line += " " + quoted_for_shell(word);
+  return line;
+}
+
 /// Where a loop that fits runs out of memory; with --all the first screen of that run, too.
-void print_failing(const FailingBatch& failing, const TrainOptions& options) {
+void print_failing(const FailingBatch& failing, const Report& fitted, const TrainOptions& options) {
   const ReportFailure& failure = *main_device_of(failing.report)->failure;
   write_out(fmt::format("\n  with batch {} it runs out of memory in {}, {}\n", failing.batch, name_of(failure.phase),
                         place_text(failure, {.unicode = output_capabilities(STDOUT_FILENO).unicode})));
+  const int64_t predicted = main_device_of(fitted)->batch->largest_batch;
+  if (options.model.steps.empty() && predicted + 1 < failing.batch) {
+    const std::string between = fmt::format("batch={}..{}", predicted, failing.batch);
+    write_out(fmt::format("  the largest that fits, by runs: {}\n", command_line("fit", options, {"--vary", between})));
+  }
   if (!options.all) return;
-  std::string next = fmt::format("oomdiag train --model {} --batch {}", options.model.model, failing.batch);
-  if (!options.device.device.empty()) next += " --device " + options.device.device;
-  if (!options.device.memory.empty()) next += " --memory " + options.device.memory;
   write_out("\n");
-  print_text(failing.report, stdout, false, next);
+  print_text(failing.report, stdout, false, command_line("train", options, {"--batch", std::to_string(failing.batch)}));
 }
 
 /// What is written and printed, and the exit code.
@@ -116,7 +131,7 @@ int finish(const TrainOptions& options, const Diagnosis& diagnosis, const std::o
   if (!options.output.empty()) write_json(report, options.output);
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
   options.json ? print_json(report) : print_text(report, stdout, options.all);
-  if (failing && !options.json) print_failing(*failing, options);
+  if (failing && !options.json) print_failing(*failing, report, options);
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;
   complain(last_lines(diagnosis.folder / "output.txt"));

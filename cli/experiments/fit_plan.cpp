@@ -48,13 +48,6 @@ Values values_of(const std::string& name) {
   return values;
 }
 
-/// For a shell, in quotes only where it must be.
-std::string quoted(const std::string& word) {
-  const std::string plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
-  return quoted_for_shell(word);
-}
-
 Plan run_plan(const Values& values, const FitRequest& request, const RankOptions& host, const Install& install) {
   const TemporaryFolder folder;
   RankOptions ranks = host;
@@ -177,8 +170,8 @@ std::string print_jobs(const std::vector<Values>& plans, const FitRequest& reque
                   "--folder", folder, "-o", (fs::path(folder) / (name_of(values) + ".json")).string(), "--"});
     const std::vector<std::string> program = fill_in(request.program, values);
     words.insert(words.end(), program.begin(), program.end());
-    text += fmt::format("mkdir -p {} &&", quoted(folder));
-    for (const std::string& word : words) text += " " + quoted(word);
+    text += fmt::format("mkdir -p {} &&", quoted_for_shell(folder));
+    for (const std::string& word : words) text += " " + quoted_for_shell(word);
     text += "\n";
   }
   return text;

@@ -29,17 +29,23 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->needs(model);
 }
 
-std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install) {
-  check_variant(model, options.variant);
-  std::vector<std::string> program{install.samples.string(), "--model", model.name};
+std::vector<std::string> arguments_of_model(const ModelOptions& options) {
+  std::vector<std::string> arguments{"--model", options.model};
   const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) program.insert(program.end(), {name, value});
+    if (!value.empty()) arguments.insert(arguments.end(), {name, value});
   };
   add("--variant", options.variant);
   add("--steps", options.steps);
   add("--optimizer", options.optimizer);
   add("--amp", options.amp);
   add("--accumulate", options.accumulate);
+  return arguments;
+}
+
+std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install) {
+  check_variant(model, options.variant);
+  std::vector<std::string> program = arguments_of_model(options);
+  program.insert(program.begin(), install.samples.string());
   return program;
 }
 

@@ -20,6 +20,9 @@ struct ModelOptions {
 /// Adds --model, --variant, --optimizer, --amp and --accumulate to a command that takes programs too.
 void add_model_options(CLI::App& command, ModelOptions& options);
 
+/// What is asked, as it is typed: "--model", "unet", "--amp", "bf16".
+std::vector<std::string> arguments_of_model(const ModelOptions& options);
+
 /// The samples program for these options, without a batch size.
 std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install);
 

@@ -1,6 +1,7 @@
 #include "cli/process/environment.h"
 
 #include <cstdlib>
+#include <string_view>
 
 namespace oomdiag {
 
@@ -15,6 +16,8 @@ std::string before_python_path(const std::filesystem::path& folder) {
 }
 
 std::string quoted_for_shell(const std::string& text) {
+  const std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  if (!text.empty() && text.find_first_not_of(plain) == text.npos) return text;
   std::string result = "'";
   for (const char letter : text) result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
   return result + "'";

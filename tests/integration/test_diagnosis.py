@@ -97,6 +97,12 @@ class Train(DiagnosisTest):
         self.assertIn(f"  where      {said[2]}\n", failing)
         again = f"oomdiag train --model deepcnn --batch {said[1]} --device rtx3060 --memory 1GiB"
         self.assertIn(f"next: {again}\n", failing)
+        search = re.search(r"the largest that fits, by runs: (oomdiag fit .*)", failing)[1]
+        found = oomdiag(*search.split()[1:], cwd=self.folder)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        largest = int(re.search(r"fits up to batch = (\d+)", found.stdout)[1])
+        first, last = map(int, re.search(r"batch=(\d+)\.\.(\d+)", search).groups())
+        self.assertTrue(first <= largest < last == int(said[1]), search)
         done = oomdiag(*again.split()[1:], folder=self.folder)
         self.assertEqual(done.returncode, 3)
         self.assertIn(f"  where      {said[2]}\n", done.stdout)
