@@ -51,15 +51,18 @@ bool is_capped(const FailureFacts& f) {
          f.free_bytes >= f.segment_bytes;
 }
 
-// The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. In forward
-// it must be known: from a complete step, or because every module was called and as much is left as was requested.
+// The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. Of a step
+// that is not known as a whole something must be left: in forward as much as was requested, and every module must have been called.
 bool rest_would_fit(const FailureFacts& f) {
   constexpr int64_t kLoop = 4;
   if (f.lacking_later_bytes() > 0) return false;
   // What is left would serve less than a quarter more of its turns.
   const int64_t turns_left = f.left_if_packed_bytes() / std::max<int64_t>(f.requested_bytes, 1);
   if (f.kept_alike >= kLoop && turns_left < f.kept_alike / kLoop) return false;
-  if (f.step.whole || !f.forward_continues) return true;
+  if (f.left_if_packed_bytes() < f.kept_results_bytes / (2 * kLoop)) return false;
+  constexpr int64_t kSliver = 512;  // of the GPU: what the next op takes
+  if (f.step.whole) return true;
+  if (!f.forward_continues) return f.left_if_packed_bytes() >= f.total_bytes / kSliver;
   return !f.step.more_comes && f.left_if_packed_bytes() >= f.requested_bytes;
 }
 
@@ -124,8 +127,8 @@ std::string limit_words(const FailureFacts& f, Foreign) {
 }
 
 std::string forward_words(const FailureFacts& f, Foreign) {
-  return fmt::format("capacity: {} would be left if nothing were fragmented, and the forward pass goes on",
-                     with_unit(f.left_if_packed_bytes()));
+  return fmt::format("capacity: {} would be left if nothing were fragmented, and the {} goes on",
+                     with_unit(f.left_if_packed_bytes()), f.forward_continues ? "forward pass" : "step");
 }
 
 std::string step_words(const FailureFacts& f, Foreign) {

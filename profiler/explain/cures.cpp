@@ -125,6 +125,7 @@ constexpr FixRow kCures[] = {
      .label = "second derivatives of a part at a time",
      .group = "grad",
      .lines = "for part in x.split(64): loss_of(part).backward()  # gradients add up, as of the sum\n"
+              "torch.autograd.grad(y, x, create_graph=model.training)  # a validation needs first derivatives alone\n"
               "# for a product with a Hessian: torch.func.jvp of the gradient, or a difference of two gradients"},
     {.id = "backward_of_each_pass",
      .label = "backward() of each forward pass",

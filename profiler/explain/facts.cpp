@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string_view>
+#include <tuple>
 
 #include "profiler/explain/growth.h"
 #include "profiler/replay/allocator/rounding.h"
@@ -99,9 +102,32 @@ int64_t count_kept_alike(const MemoryState& state, const OutOfMemory& failure) {
   });
 }
 
+int64_t sum_kept_results(const MemoryState& state) {
+  constexpr int64_t kLoop = 4;
+  struct Kept {
+    int64_t count = 0, bytes = 0;
+  };
+  std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, Kept> alike;
+  int64_t most = 0;
+  for (const LiveBlock& block : state.blocks) {
+    if (block.pending_free || block.category != Category::output) continue;
+    Kept& kept = alike[{block.made.op, block.made.module, block.made.source, block.bytes}];
+    kept.bytes += block.bytes;
+    if (++kept.count >= kLoop) most = std::max(most, kept.bytes);
+  }
+  return most;
+}
+
 bool saves_for_backward(const MemoryState& state) {
   return std::any_of(state.blocks.begin(), state.blocks.end(),
                      [](const LiveBlock& block) { return block.category == Category::activation; });
+}
+
+/// Forward saves more as it goes on. Of a pass without a graph that is not known: where what lies in pieces would have served the
+/// request, they are what to look at.
+bool forward_continues(const MemoryState& state, const OutOfMemory& failure) {
+  const int64_t cached = state.reserved_bytes - state.allocated_bytes - state.pending_free_bytes;
+  return failure.phase == Phase::forward && (saves_for_backward(state) || cached < failure.requested_bytes);
 }
 
 }  // namespace
@@ -121,8 +147,9 @@ FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings&
   FailureFacts facts{.requested_bytes = failure.requested_bytes,
                      .segment_bytes = segment_size(failure.requested_bytes, settings),
                      .is_workspace = asks_for_workspace(failure, limits),
-                     .forward_continues = failure.phase == Phase::forward && saves_for_backward(state),
+                     .forward_continues = forward_continues(state, failure),
                      .kept_alike = count_kept_alike(state, failure),
+                     .kept_results_bytes = sum_kept_results(state),
                      .library = find_library(device),
                      .total_bytes = limits.total_bytes,
                      .free_bytes = state.free_bytes,

@@ -43,6 +43,7 @@ struct FailureFacts {
   bool is_workspace = false;
   bool forward_continues = false;
   int64_t kept_alike = 0;
+  int64_t kept_results_bytes = 0;
   std::string library{};
   int64_t releasable_bytes = 0;
 
@@ -90,9 +91,12 @@ void visit_fields(auto& visit, Either<FailureFacts> auto& value) {
   visit({"segment_bytes", "that the allocator asks the driver for: 20 MiB for anything from 1 to 10 MiB"},
         value.segment_bytes);
   visit({"is_workspace", "it was scratch space of cuBLAS or cuDNN, not a tensor"}, value.is_workspace);
-  visit({"forward_continues", "it failed in forward, where more is saved later"}, value.forward_continues);
+  visit({"forward_continues", "it failed in forward, which goes on"}, value.forward_continues);
   visit({"kept_alike", "blocks in use of its size that the same op at the same line made: a loop keeps each"},
         value.kept_alike);
+  visit({"kept_results_bytes",
+         "of the most results alike, at least four, that are in use and no graph needs: a loop keeps each"},
+        value.kept_results_bytes);
   visit.or_null({"library", "that asked the driver itself"}, value.library);
   visit({"releasable_bytes", "what `empty_cache()` would free for it"}, value.releasable_bytes);
   visit({"total_bytes", "of the device"}, value.total_bytes);

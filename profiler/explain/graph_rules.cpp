@@ -277,7 +277,7 @@ Found find_second_derivatives(const ReasonFacts& facts) {
   });
   if (!is_large(facts, all.bytes)) return {};
   return Reason{
-      .text = fmt::format("second derivatives: create_graph=True{} keeps what forward computed, and a graph of its "
+      .text = fmt::format("second derivatives: create_graph=True keeps what forward computed{}, and a graph of its "
                           "backward beside it, {} in all",
                           at(graph.made()), with_unit(all.bytes)),
       .bytes = all.bytes,

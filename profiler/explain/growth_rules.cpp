@@ -603,6 +603,20 @@ bool trains_data_alone(const ReasonFacts& facts) {
          std::ranges::none_of(facts.device.state.blocks, is_trained_weight);
 }
 
+/// An attribute that each layer has is one of its layer's results: what reads it next is on the GPU.
+std::string line_for_collected(std::string_view variable, std::string_view name) {
+  if (variable.starts_with("attribute ")) {
+    return assign_each(as_written(variable_name(variable)), [](const std::string&) { return "None"; }) +
+           "  # once it has served, in forward(): there a local variable does";
+  }
+  const bool is_of_layer = contains(variable, "_modules[");  // a hook fills it, and perhaps one of backward reads it
+  if (is_appended_to(variable) && is_of_layer)
+    return fmt::format("{}.clear()  # after each pass that nothing reads it for: it is filled in each", name);
+  return fmt::format("{}  # or of each only what is used: topk, a mean, an index",
+                     is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
+                                              : fmt::format("{}[…] = output.cpu()", name));
+}
+
 /// Those of a container that has at least this part of all.
 Found name_collected(const ReasonFacts& facts, double part) {
   constexpr int64_t kMany = 8;
@@ -616,9 +630,7 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const bool is_idle = builds_graph(facts).value_or(false);  // a training step fills no cache
   if (makes_values(share.made()) && share.largest->step == 0 && !is_idle) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
-  std::vector<std::string> how{fmt::format("{}  # or of each only what is used: topk, a mean, an index",
-                                           is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
-                                                                    : fmt::format("{}[…] = output.cpu()", name))};
+  std::vector<std::string> how{line_for_collected(variable, name)};
   const bool is_of_graph = share.largest->category == Category::activation && trains_data_alone(facts);
   if (is_of_graph)
     how.insert(how.begin(),

@@ -584,7 +584,7 @@ Found find_loaded_in_the_way(const ReasonFacts& facts) {
     loaded.bytes += requested_bytes(facts);
     return names_loaded(loaded, failure(facts)->stack);
   }
-  if (!is_large(facts, loaded.bytes, 0.1) || !lets_request_through(facts, loaded.bytes)) return {};
+  if (!is_large(facts, loaded.bytes, 0.05) || !lets_request_through(facts, loaded.bytes)) return {};
   return names_loaded(loaded);
 }
 

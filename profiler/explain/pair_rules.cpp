@@ -375,11 +375,14 @@ Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) 
                   : find_factors(expansion.others, factor);
 }
 
-/// The shape of what lives of as many elements, where it is known and has two dimensions of many rows.
+/// The shape of what lives of as many elements, where it is known and has many rows of what are no single columns.
 std::vector<int64_t> find_shape_alike(const Expansion& expansion) {
+  constexpr int64_t kFewestOfOthers = 64;
   for (const LiveBlock* block : expansion.alike) {
     std::vector<int64_t> shape = parse_shape(block->shape);
-    if (std::ranges::count_if(shape, [](int64_t size) { return size >= kManyRows; }) >= 2) return shape;
+    const bool has_rows = std::ranges::any_of(shape, [](int64_t size) { return size >= kManyRows; });
+    const auto others = std::ranges::count_if(shape, [](int64_t size) { return size >= kFewestOfOthers; });
+    if (has_rows && others >= 2) return shape;
   }
   return {};
 }
@@ -417,6 +420,11 @@ bool makes_attention_scores(const Where& where) {
               "aten::_safe_softmax", "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
 }
 
+/// Memory for them that a layer of attention asks for itself, as for the result of torch.baddbmm().
+bool asks_for_scores(const Where& where) {
+  return any_op(where, {"aten::empty", "aten::zeros", "aten::new_empty"}) && is_of_attention(where);
+}
+
 /// Whether a product of the step made as many elements: scores of attention are one before softmax() takes them. Where the step shows
 /// nothing, that may be.
 bool has_product(const ReasonFacts& facts, int64_t bytes) {
@@ -451,9 +459,31 @@ bool may_be_scores(const ReasonFacts& facts, int64_t bytes) {
   return has_softmax || !has_others;
 }
 
-std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product) {
+/// "[1024, 1024]" of a text that has it; empty where it has none.
+std::vector<int64_t> sizes_in(std::string_view text) {
+  const size_t begin = text.find('[');
+  return parse_shape(begin == text.npos ? "" : text.substr(begin));
+}
+
+/// "rows × rows", of three equal sizes one more.
+std::string times_of_rows(const std::vector<int64_t>& sizes) {
+  const bool are_triples = sizes.size() == 3 && sizes[0] == sizes[1] && sizes[1] == sizes[2];
+  return are_triples ? "rows × rows × rows" : "rows × rows";
+}
+
+/// How many rows at a time: a part is to be much smaller than the whole.
+int64_t rows_of_part(const std::vector<int64_t>& sizes) {
+  int64_t rows = 1024;
+  while (rows > 1 && !sizes.empty() && rows * 8 > sizes.front()) rows /= 2;
+  return rows;
+}
+
+std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product, bool in_graph) {
   const bool of_columns = square.of_columns && !of_product, is_batched = any_op(where, {"aten::bmm"});
-  std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
+  const std::vector<int64_t> sizes = sizes_in(square.text);
+  std::vector<std::string> lines{fmt::format("parts = [{} for part in a.split({})]  # reduce each part before the next",
+                                             in_graph ? "checkpoint(f, part, b, use_reentrant=False)" : "f(part, b)",
+                                             rows_of_part(sizes))};
   if (of_columns) {
     lines.insert(lines.begin(),
                  "loss = f(prediction.squeeze(-1), target)  # if pairs are not meant: [n, 1] with [n] is [n, n]");
@@ -466,8 +496,6 @@ std::vector<std::string> lines_for_pairs(const Square& square, const Where& wher
     lines.emplace_back("y = a @ b.T  # where products are summed afterwards: einsum and @ make none of them");
   if (any_op(where, {"aten::einsum"}))
     lines.emplace_back("y = a @ (b @ c)  # of three operands and more: in the order that stays small");
-  const size_t begin = square.text.find('[');
-  const std::vector<int64_t> sizes = parse_shape(begin == square.text.npos ? "" : square.text.substr(begin));
   if (!of_columns && sizes.size() == 2 && sizes[0] == sizes[1])
     lines.emplace_back("y = (a * b).sum(-1)  # where only the diagonal is used: each row with its own");
   return lines;
@@ -511,12 +539,13 @@ Found find_attention_scores(const ReasonFacts& facts) {
     if (!has_product(facts, bytes) || (!is_of_attention(scores.made()) && !may_be_scores(facts, bytes))) return {};
     shape = fmt::format(", {}", scores.largest->shape);
     made = scores.made();
-  } else if (failed != nullptr && makes_attention_scores(failed->where) &&
+  } else if (failed != nullptr && (makes_attention_scores(failed->where) || asks_for_scores(failed->where)) &&
              is_large(facts, failed->requested_bytes, 0.2)) {
+    const bool is_asked_for = asks_for_scores(failed->where);
     Square square = factor_shapes(facts, failed->requested_bytes, true);
-    if (square.text.empty() && any_op(failed->where, {"aten::bmm"}))
+    if (square.text.empty() && (is_asked_for || any_op(failed->where, {"aten::bmm"})))
       square = factor_heads(facts, failed->requested_bytes);
-    const bool is_known = square.batched && has_product(facts, failed->requested_bytes);
+    const bool is_known = square.batched && (is_asked_for || has_product(facts, failed->requested_bytes));
     shape = is_known ? ", " + square.text : "";
     made = failed->where;
     scores.bytes = is_known ? square.bytes : find_scores_by_name(facts);
@@ -625,8 +654,9 @@ Found find_all_pairs(const ReasonFacts& facts) {
   const std::string beside = beside_largest(facts, bytes);
   const bool is_guess = contains(square.text, "as large as") && contains(beside, "times as large");
   const std::string what = square.text.empty() || is_guess ? fmt::format("a result of {}{}", with_unit(bytes), beside)
-                                                           : square.text + ", rows × rows";
-  std::vector<std::string> lines = lines_for_pairs(square, failed->where, of_product);
+                                                           : square.text + ", " + times_of_rows(sizes_in(square.text));
+  std::vector<std::string> lines =
+      lines_for_pairs(square, failed->where, of_product, fails_in_graph(facts).value_or(false));
   std::string others;  // the results of this line for several models or sets
   if (matrix.count > 1 && makes_distances(failed->where)) {
     others = fmt::format(", and {} as large of this line are alive", matrix.count);

@@ -83,6 +83,7 @@ void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& s
   const double each = static_cast<double>(model.grown_per_step) * kept_share(model.blocks, step.blocks);
   if (left <= 0 || each < 1) return;
   const double steps = std::min(1e9, static_cast<double>(left) / each);
+  if (steps < 2) return;  // no later than without it
   fix.postpones_to_step = model.last_step + static_cast<uint32_t>(steps);
 }
 
@@ -185,13 +186,15 @@ int64_t peak_without(const Reason& reason, const StepModel& model) {
 
 }  // namespace
 
-void replace_same(Fix& cure, std::vector<Fix>& fixes) {
+void replace_same(Fix& cure, std::vector<Fix>& fixes, bool of_leak) {
   const FixRow* row = find_fix(cure.id);
-  const auto same = std::ranges::find_if(fixes, [&](const Fix& one) {
-    return row != nullptr && one.id == row->same_as && one.predicted_fits.value_or(true);
-  });
+  const auto same =
+      std::ranges::find_if(fixes, [&](const Fix& one) { return row != nullptr && one.id == row->same_as; });
   if (same == fixes.end()) return;
-  take_prediction(*same, cure);
+  // In a leak the prediction is of one step, and the cure ends what each of them leaves.
+  const bool may_fit = same->predicted_fits.value_or(true);
+  if (!may_fit && !of_leak) return;
+  if (may_fit) take_prediction(*same, cure);
   if (cure.how.empty()) cure.how = same->how;
   fixes.erase(same);
 }
@@ -217,7 +220,7 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   const bool is_shell = row->lines.starts_with("export ");
   const bool has_lines = model.blocks.empty() || is_shell || is_python(model.blocks);
   if (has_lines) fix.how = reason.how;
-  replace_same(fix, fixes);
+  replace_same(fix, fixes, model.leaks);
   if (has_lines) fix.how = lines_with(model, fix.id, fix.how.empty() ? split_lines(row->lines) : fix.how);
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);

@@ -22,6 +22,6 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
 
 /// Removes what is the same change as `cure`, as a row predicts it from the step, and gives its figure to the cure; its lines too,
 /// where the cure has none. Not where that is said not to fit: the step may not be all that the cure shrinks.
-void replace_same(Fix& cure, std::vector<Fix>& fixes);
+void replace_same(Fix& cure, std::vector<Fix>& fixes, bool of_leak = false);
 
 }  // namespace oomdiag

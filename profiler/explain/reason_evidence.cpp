@@ -291,6 +291,9 @@ namespace {
 /// In the name of a variable: one of the items of a list.
 constexpr std::string_view kAny = "[*]";
 
+/// In the name of a variable: the keys and values of a generation, as transformers calls them.
+constexpr std::string_view kCache = "past_key_values";
+
 }  // namespace
 
 std::string for_each_item(std::string_view name, const std::function<std::string(const std::string& item)>& statement) {
@@ -330,8 +333,14 @@ std::string line_for_hook(std::string_view referrer) {
 }
 
 std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weights) {
-  std::vector<std::string> lines{line_for_kept(referrer, of_weights)};
   const std::string_view name = variable_name(referrer);
+  if (const size_t cache = name.find(kCache); cache != name.npos && referrer.starts_with("attribute ")) {
+    const size_t end = cache + kCache.size();
+    return {assign_each(as_written(name.substr(0, name.find_first_not_of("\"]", end))),
+                        [](const std::string&) { return "None"; }) +
+            "  # a cache of keys and values has served when generate() returns"};
+  }
+  std::vector<std::string> lines{line_for_kept(referrer, of_weights)};
   const std::string_view object = object_of(name);
   if (referrer.starts_with("list ") && !object.empty() && name.find('[') == name.npos && !name.starts_with("self.")) {
     lines.push_back(fmt::format(
@@ -354,7 +363,7 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   const bool is_one_of_many = name.find(kAny) != name.npos;
   const std::string kept = name.empty() || (is_one_of_many && !is_attribute) ? "kept" : as_written(name);
   const std::string_view value = of_weights ? "{k: w.cpu() for k, w in state.items()}" : "x.detach().cpu()";
-  const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item()";
+  const std::string_view scalar = of_weights ? "" : "  # of a scalar: x.item(); where it is read again: .to(device)";
   const size_t module = name.find("._modules[");
   if (module != name.npos && referrer.starts_with("dict ")) {
     const std::string_view models = container_name(referrer).substr(0, module);

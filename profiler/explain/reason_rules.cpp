@@ -240,7 +240,7 @@ Found find_private_pools(const ReasonFacts& facts) {
 namespace {
 
 /// As many as the screen has room for.
-std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph) {
+std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph, bool of_each_word) {
   constexpr size_t kMost = 3;
   std::vector<std::string> lines = split_lines(find_fix("logits_in_parts")->lines);
   if (in_graph) {
@@ -253,8 +253,19 @@ std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph) {
         lines.begin(),
         "logits[:, :-1]  # a view: without .contiguous() or .clone(), or of the positions that are used alone");
   }
+  if (of_each_word) {
+    lines.insert(lines.begin(),
+                 "log_p = torch.cat([l.gather(-1, y[:, None]) - l.logsumexp(-1, keepdim=True) for l, y in zip(logits, "
+                 "labels)])  # of one word each: no log_softmax() of all");
+  }
   if (lines.size() > kMost) lines.resize(kMost);
   return lines;
+}
+
+/// Logarithms of all words by the program itself, which mostly reads those of one word at each position.
+bool is_of_each_word(const Where& where) {
+  return any_op(where, {"aten::log_softmax", "aten::_log_softmax"}) && where.op != "aten::cross_entropy_loss" &&
+         where.module.empty();
 }
 
 /// "aten::contiguous at train.py:9".
@@ -301,7 +312,7 @@ Found find_logits(const ReasonFacts& facts) {
   return Reason{.text = text,
                 .bytes = bytes,
                 .fix = in_graph ? "loss_in_chunks" : "logits_in_parts",
-                .how = lines_for_logits(is_copied, in_graph)};
+                .how = lines_for_logits(is_copied, in_graph, asks_for_more && is_of_each_word(failed->where))};
 }
 
 Found find_embedding_gradients(const ReasonFacts& facts) {

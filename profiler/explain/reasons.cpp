@@ -37,6 +37,7 @@ constexpr ReasonRow kReasons[] = {
 void finish(const ReasonRow& row, Reason& reason) {
   reason.id = row.id;
   reason.text = as_written(reason.text);
+  for (std::string& line : reason.how) line = as_written(line);
 }
 
 }  // namespace

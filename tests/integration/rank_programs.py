@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -284,7 +285,11 @@ if __name__ == "__main__":
         dist.init_process_group(backend)
     globals()[sys.argv[1]]()
     torch.cuda.synchronize()
-    gc.collect()  # what schedules leave in cycles is else collected before the end or not, by how long ranks waited
+    for _ in range(20):  # what schedules leave in cycles, and what threads of autograd and NCCL let go a little later
+        gc.collect()
+        if torch.cuda.memory_allocated() == 0:
+            break
+        time.sleep(0.05)
     if "EVENTS" in os.environ and "OOMDIAG_RANK_SUMMONED" not in os.environ:
         write_events(os.environ["EVENTS"])
     print(json.dumps({"rank": RANK, "allocated": torch.cuda.max_memory_allocated(),

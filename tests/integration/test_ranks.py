@@ -80,7 +80,10 @@ class RankTest(base.DiagnosisTest):
         # after the next allocation. The sizes are the same, the order is not always.
         if program in PIPELINES:
             together, alone = sorted(together), sorted(alone)
-        self.assertEqual(together, alone)
+        # What the program leaves at its end goes in no order: threads of autograd and NCCL have some of it, too.
+        ends = [max(i for i, event in enumerate(events) if event[0] == "alloc") for events in (together, alone)]
+        self.assertEqual(together[:ends[0] + 1], alone[:ends[1] + 1])
+        self.assertEqual(sorted(together[ends[0]:]), sorted(alone[ends[1]:]))
 
 
 class Quick(RankTest):
@@ -219,7 +222,8 @@ class Slow(RankTest):
                     text=True, env=self.environment(), start_new_session=True,
                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # which shells ignore for who runs behind
                 self.assertEqual(child.stdout.readline(), "received\n")
-                self.assertEqual(len([one for one in processes_of(self.folder / "tmp") if b"time.sleep" in one[1]]), 3)
+                ranks = [line for _, line in processes_of(self.folder / "tmp") if line.startswith(sys.executable.encode())]
+                self.assertEqual(len(ranks), 2)
                 os.killpg(child.pid, number)
                 child.wait(timeout=10)
                 child.stdout.close()

@@ -61,6 +61,23 @@ TEST_CASE("a loop that keeps each of its results would ask for the next one, how
   CHECK(kind(8, 3_GiB) == CauseKind::fragmentation);  // a quarter more of its turns would fit
 }
 
+TEST_CASE("a pass without a graph goes on, too: pieces are the reason where they would have served the request",
+          "[explain]") {
+  const auto kind = [](int64_t free, int64_t cached, std::vector<LiveBlock> kept = {}) {
+    const FailedRequest failed_request{.requested = 1_GiB, .free = free, .cached = cached, .allocated = 8_GiB};
+    MemoryState state = failed_request.state();
+    state.blocks = std::move(kept);
+    const OutOfMemory failure{.step = 5, .phase = Phase::forward, .requested_bytes = 1_GiB};
+    return find_cause(failure, state, {}, gpu_of(failed_request.total())).kind;
+  };
+  CHECK(kind(900_MiB, 300_MiB) == CauseKind::capacity);
+  CHECK(kind(100_MiB, 1100_MiB) == CauseKind::fragmentation);
+  // A loop that keeps its results is at its end, however they are packed.
+  const LiveBlock result{
+      .bytes = 1_GiB, .category = Category::output, .made = {.op = "aten::relu", .source = "a.py:2"}};
+  CHECK(kind(100_MiB, 1100_MiB, std::vector<LiveBlock>(6, result)) == CauseKind::capacity);
+}
+
 TEST_CASE("it is capacity where forward saves, and what else it will ask for is not known to fit", "[explain]") {
   const auto kind = [](int64_t cached, Phase phase, const StepNeed& need) {
     const FailedRequest failed_request{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};

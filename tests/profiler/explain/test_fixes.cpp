@@ -388,6 +388,19 @@ TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][f
   // Half the batch leaves half of what grew, and each step leaves half as much: 288 MiB are left for 4 MiB a step.
   REQUIRE(find(fixes, "half_batch"));
   CHECK(find(fixes, "half_batch")->postpones_to_step == 50 + 72);
+  model.grown_per_step = 400_MiB;  // half of that is more than half of what is left for it
+  CHECK_FALSE(find(predict_fixes(model), "half_batch")->postpones_to_step);
+}
+
+TEST_CASE("in a leak the same change as the cure is no second row, whatever it does for one step", "[explain][fixes]") {
+  Fix cure{.id = "no_grad_in_evaluation", .label = {}};
+  const Fix same{.id = "no_grad", .label = {}, .predicted_peak_bytes = 11_GiB, .predicted_fits = false};
+  std::vector<Fix> fixes{same};
+  replace_same(cure, fixes);
+  CHECK(fixes.size() == 1);
+  replace_same(cure, fixes, /*of_leak=*/true);
+  CHECK(fixes.empty());
+  CHECK(cure.predicted_peak_bytes == 0);
 }
 
 TEST_CASE("a request for scores that softmax did not reach goes with fused attention, too", "[explain][fixes]") {

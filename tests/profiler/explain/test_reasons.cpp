@@ -497,7 +497,7 @@ TEST_CASE("results that any container keeps are named by it, data that it held f
   REQUIRE(reason);
   CHECK(reason->id == "kept_tensors");
   CHECK(reason->text == "attribute 'kept[rays][*].starts' in render (a.py:7) keeps 12 results at a.py:3: 96.00 MiB");
-  CHECK(reason->how.front().starts_with("kept[…] = output.cpu()"));
+  CHECK(reason->how.front().starts_with("for _each in kept[rays]: _each.starts = None  # once it has served"));
   for (LiveBlock& block : device.state.blocks) block.phase = Phase::setup;
   CHECK(reason_of(device) != "kept_tensors");
 }
@@ -860,6 +860,54 @@ TEST_CASE("pairs are recognized by the sizes of what lives beside a large result
   CHECK(reason_of(device) == "all_pairs");
   device.state.blocks.back().category = Category::parameter;  // of which it may be a copy
   CHECK(reason_of(device) != "all_pairs");
+}
+
+TEST_CASE("parts of pairs are much smaller than the whole, and run again in backward where one follows",
+          "[explain][reasons]") {
+  LiveBlock triples{.bytes = 4_GiB,
+                    .requested_bytes = 4_GiB,
+                    .category = Category::output,
+                    .made = {.op = "aten::sub", .source = "loss.py:3"},
+                    .shape = "[1024, 1024, 1024] float32"};
+  LiveBlock distances = triples;
+  distances.bytes = distances.requested_bytes = 4_MiB;
+  distances.shape = "[1024, 1024] float32";
+  DeviceHistory device = at_oom({triples, distances});
+  device.failure->requested_bytes = 4_GiB;
+  device.failure->where = {.op = "aten::sub", .source = "loss.py:3"};
+  const auto all = find_reason({.device = device, .growths = {}});
+  REQUIRE(all);
+  CHECK(all->text == "all pairs at once at loss.py:3: the result is [1024, 1024, 1024], rows × rows × rows");
+  CHECK(all->how.front() == "parts = [f(part, b) for part in a.split(128)]  # reduce each part before the next");
+  device.step_allocations.blocks = {{.born = 1, .phase = Phase::forward, .in_graph = true}};
+  const auto learned = find_reason({.device = device, .growths = {}});
+  REQUIRE(learned);
+  CHECK(learned->how.front().starts_with("parts = [checkpoint(f, part, b, use_reentrant=False) for part in"));
+}
+
+TEST_CASE("a layer of attention that asks for the memory of its scores has not multiplied yet", "[explain][reasons]") {
+  const LiveBlock query{.bytes = 40_MiB,
+                        .requested_bytes = 40_MiB,
+                        .category = Category::output,
+                        .made = {.op = "aten::clone", .module = "s1.attn1", .source = "unet.py:9"},
+                        .shape = "[32, 16384, 40] float16"};
+  DeviceHistory device = at_oom({query, query});
+  device.failure->requested_bytes = int64_t{32} * 16384 * 16384 * 2;
+  device.failure->where = {.op = "aten::empty", .module = "s1.attn1", .source = "unet.py:11"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "attention without a fused kernel: scores of length × length, the result is [32, 16384, 16384] at unet.py:11, "
+        "16.00 GiB in all");
+  device.failure->where.module = "s1.conv";
+  CHECK(reason_of(device) != "attention_scores");
+}
+
+TEST_CASE("lists that hooks of layers fill are emptied, and kept caches of generations are dropped as a whole",
+          "[explain][reasons]") {
+  CHECK(lines_for_kept("attribute 'log[*].meta[\"out\"][\"past_key_values\"].layers[*].keys' in main (a.py:3)", false)
+            .front()
+            .starts_with("for _each in log: _each.meta[\"out\"][\"past_key_values\"] = None"));
 }
 
 TEST_CASE("what a product makes of an operand before it multiplies is no pair of rows", "[explain][reasons]") {
@@ -1234,7 +1282,8 @@ TEST_CASE("where only a free block is missing, tensors that stay are the reason"
   CHECK(kept->text ==
         "what is free lies in 2 pieces between tensors that dict 'pool' in embed (a.py:1) keeps, as those made at "
         "a.py:3");
-  CHECK(kept->how.front() == "pool[key] = x.detach().cpu()  # of a scalar: x.item()");
+  CHECK(kept->how.front() ==
+        "pool[key] = x.detach().cpu()  # of a scalar: x.item(); where it is read again: .to(device)");
 }
 
 TEST_CASE("a batch goes through a model without gradients in an evaluation, too", "[explain][reasons]") {
@@ -1583,7 +1632,7 @@ TEST_CASE("lines to write have a module's attributes as the program does", "[exp
   CHECK(as_written("net._modules[3]._modules[*].seen") == "net[3][*].seen");
   CHECK(as_written("history") == "history");
   CHECK(line_for_kept("list 'self._modules[\"ssim\"].preds' in f (a.py:3)", false) ==
-        "self.ssim.preds.append(x.detach().cpu())  # of a scalar: x.item()");
+        "self.ssim.preds.append(x.detach().cpu())  # of a scalar: x.item(); where it is read again: .to(device)");
 }
 
 TEST_CASE("one large result of the program itself is named by its op", "[explain][reasons]") {
@@ -2671,7 +2720,7 @@ TEST_CASE("lines for what is kept are those of its holder: a hook, a metric, a c
             .starts_with("handle = module.register_forward_hook(hook)"));
   CHECK(lines_for_kept("list 'metric.preds' in fit (a.py:1)", false) ==
         std::vector<std::string>{
-            "metric.preds.append(x.detach().cpu())  # of a scalar: x.item()",
+            "metric.preds.append(x.detach().cpu())  # of a scalar: x.item(); where it is read again: .to(device)",
             "metric.preds.clear()  # once they have been read: an object that collects, as a metric: metric.reset()"});
   CHECK(lines_for_kept("list 'history' in train.py", false).size() == 1);
 }
