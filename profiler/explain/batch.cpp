@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
@@ -39,8 +40,27 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
   return model;
 }
 
+namespace {
+
+/// Sizes of the weights of two dimensions, both ways round: what is saved as large is a cast of one, or a view that turns it.
+std::set<std::vector<int64_t>> list_sizes_of_weights(const MemoryState& state) {
+  std::set<std::vector<int64_t>> sizes;
+  for (const LiveBlock& block : state.blocks) {
+    std::vector<int64_t> shape =
+        block.category == Category::parameter ? parse_shape(block.shape) : std::vector<int64_t>();
+    if (shape.size() != 2) continue;
+    sizes.insert(shape);
+    std::swap(shape[0], shape[1]);
+    sizes.insert(shape);
+  }
+  return sizes;
+}
+
+}  // namespace
+
 std::optional<int64_t> find_batch(const MemoryState& state) {
   constexpr int64_t kLeast = 2;
+  const std::set<std::vector<int64_t>> weights = list_sizes_of_weights(state);
   std::map<int64_t, int64_t> bytes_by_first_size;
   std::map<std::pair<int64_t, int64_t>, int64_t> bytes_by_sizes;  // of the first two dimensions
   std::set<int64_t, std::greater<>> of_inputs;
@@ -49,9 +69,11 @@ std::optional<int64_t> find_batch(const MemoryState& state) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool counts = block.category == Category::activation || block.category == Category::input;
     if (!counts || block.pending_free || shape.size() < 2) continue;  // of one size are biases and counts
+    if (weights.contains(shape)) continue;
     if (block.category == Category::input && shape.front() == 1) return std::nullopt;  // tokens of one sequence
     if (block.category == Category::input) of_inputs.insert(shape.front());
-    bytes_by_first_size[shape.front()] += block.bytes;
+    if (shape.size() > 2)
+      bytes_by_first_size[shape.front()] += block.bytes;  // [tokens, width] is of no one size of the data
     bytes_by_sizes[{shape[0], shape[1]}] += block.bytes;
     all += block.bytes;
   }

@@ -181,7 +181,7 @@ TEST_CASE("what private pools keep is no headroom for an inferred batch either",
   DeviceHistory device;
   MemoryState& state = device.state;
   state = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .non_pytorch_bytes = 1_GiB, .free_bytes = 1_GiB};
-  state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 32, 32] float32"}};
   state.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   const Findings findings = explain(device, {.device = gpu_of(12_GiB)});
   REQUIRE(findings.batch);
@@ -192,7 +192,7 @@ TEST_CASE("what private pools keep is no headroom for an inferred batch either",
 TEST_CASE("headroom and the largest batch keep to the fraction of the GPU that the program may take", "[explain]") {
   DeviceHistory device;
   device.state = {.allocated_bytes = 2_GiB, .reserved_bytes = 2_GiB, .non_pytorch_bytes = 1_GiB, .free_bytes = 9_GiB};
-  device.state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  device.state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 32, 32] float32"}};
   const Findings findings = explain(device, {.settings = {.memory_fraction = 0.5}, .device = gpu_of(12_GiB)});
   CHECK(findings.headroom_bytes == 4_GiB);
   REQUIRE(findings.batch);

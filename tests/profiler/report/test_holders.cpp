@@ -185,6 +185,12 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "a", 6_MiB, "[7, 3] float32")
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .state()) == std::nullopt);
+  Blocks casts;  // of a weight, which has no examples; and rows of tokens, of which nobody chooses how many
+  casts.add(Category::parameter, "head", 1_MiB, "[1200, 96] float32")
+      .add(Category::activation, "head", 1_MiB, "[96, 1200] bfloat16")
+      .add(Category::activation, "hidden", 1_MiB, "[1536, 96] bfloat16");
+  CHECK(find_batch(casts.state()) == std::nullopt);
+  CHECK(find_batch(casts.add(Category::activation, "x", 1_MiB, "[24, 64, 96] float32").state()) == 24);
   CHECK(find_batch(Blocks()  // of an RNN the length may come first
                        .add(Category::input, "", 1_MiB, "[256, 60, 24] float32")
                        .add(Category::activation, "rnn", 9_MiB, "[60, 256, 512] float32")
