@@ -61,6 +61,14 @@ constexpr FixRow kCures[] = {
      .group = "garbage",
      .has_module = true,
      .configure = where_steps_add_up},
+    {.id = "break_cycle",
+     .label = "no reference cycle through the graph",
+     .group = "growth",
+     .lines =
+         "gc.collect()  # after each step, if the cycle is of Python's objects alone\n"
+         "node.register_hook(functools.partial(hook, weakref.ref(self)))  # else no hook that refers to its graph\n"
+         "with torch.no_grad():  # around writes in place that nothing differentiates; of a view that its own tensor "
+         "keeps: .clone()"},
     {.id = "split_batch",
      .label = "split the batch, and run part after part",
      .group = "batch",

@@ -210,6 +210,9 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     const bool keeps_only_itself =
         growth.kind == GrowthKind::retained_graph && !growth.is_referred() && !nodes.has(tensors.most());
     if (growth.referrer.empty() && are_most && !keeps_only_itself) growth.referrer = tensors.most();
+    // Results that were detached, in attributes of layers, say: the graph that made them is gone.
+    const bool is_detached = growth.is_referred() && !growth.referrer.empty() && !nodes.has(growth.referrer);
+    if (growth.kind == GrowthKind::retained_graph && is_detached) growth.kind = GrowthKind::kept_tensors;
   }
   // Gradients grow as their parameters do, and only these have a variable.
   std::stable_sort(growths.begin(), growths.end(), [](const Growth& a, const Growth& b) {

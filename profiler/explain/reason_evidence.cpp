@@ -198,22 +198,21 @@ bool is_garbage(std::vector<const LiveBlock*> let_go) {
   return let_go.size() >= kFew && oldest_first * 3 >= pairs * 2;
 }
 
+// Python's collector does not see what autograd refers to: a hook of a node, or the node of a write in place.
 Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
-  std::vector<std::string> lines{
-      "gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
-      "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"};
+  const std::string text = fmt::format("no variable leads to {}: reference cycles", what);
   if (of_graphs) {
-    lines.emplace_back("with torch.no_grad():  # around writes in place that nothing differentiates");
-    lines.emplace_back("tensor.part = tensor[...].clone()  # a view that its own tensor keeps refers to it");
+    return {.text = text +
+                    ", which wait for Python's garbage collector, or for ever where they go through a hook of autograd "
+                    "or a write in place",
+            .bytes = bytes,
+            .fix = "break_cycle"};
   }
-  return {.text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector{}",
-                              what,
-                              of_graphs ? " (a hook of autograd, or a write in place, that refers to its own graph "
-                                          "waits forever)"
-                                        : ""),
+  return {.text = text + ", which wait for Python's garbage collector",
           .bytes = bytes,
           .fix = "collect_garbage",
-          .how = std::move(lines)};
+          .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
+                  "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"}};
 }
 
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {
