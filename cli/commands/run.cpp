@@ -14,6 +14,7 @@
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
+#include "cli/process/environment.h"
 #include "cli/process/launcher.h"
 #include "cli/process/own_process.h"
 #include "cli/process/workers.h"
@@ -87,7 +88,22 @@ void write_files(const Report& report, const std::filesystem::path& folder, cons
   if (!why.empty()) throw Error(ErrorKind::environment, why);
 }
 
-void show(const Diagnosis& diagnosis, const RunOptions& options) {
+/// Of a run that grows, and ended before memory did, the program's variables are gone: with less memory it runs out on the way, and they
+/// are not. The command, or empty.
+std::string command_that_runs_out(const Report& report, const RunOptions& options, const DeviceChoice& device) {
+  const ReportOfDevice* const main = main_device_of(report);
+  if (report.outcome != "ok" || main == nullptr || !device.is_virtual() || options.ranks.is_job()) return {};
+  if (main->growth.empty() || !main->growth.front().referrer.empty() || !main->out_of_memory_near_step) return {};
+  const int64_t bytes = main->peak.allocated_bytes - main->growth.front().grown_bytes / 4 +
+                        std::max<int64_t>(0, main->memory.non_pytorch_bytes);
+  std::string command = "oomdiag run";
+  if (!options.device.device.empty()) command += " --device " + quoted_for_shell(options.device.device);
+  command += fmt::format(" --memory {}MiB --", bytes >> 20);
+  for (const std::string& word : options.program) command += " " + quoted_for_shell(word);
+  return command;
+}
+
+void show(const Diagnosis& diagnosis, const RunOptions& options, const DeviceChoice& device) {
   if (!diagnosis.why_killed.empty()) say(diagnosis.why_killed);
   if (!diagnosis.why_no_report.empty()) say(diagnosis.why_no_report);
   if (!diagnosis.report) {
@@ -95,7 +111,8 @@ void show(const Diagnosis& diagnosis, const RunOptions& options) {
     return;
   }
   guard([&] { write_files(*diagnosis.report, diagnosis.folder, options); });
-  print_text(*diagnosis.report, stderr);
+  const std::string command = command_that_runs_out(*diagnosis.report, options, device);
+  print_text(*diagnosis.report, stderr, false, command.empty() ? "" : command + "   (runs out, and says who keeps it)");
 }
 
 void complete_worst(RanksDiagnosis& ranks, const Job& job, DiagnosisRequest request, const Install& install) {
@@ -155,7 +172,7 @@ int run(const RunOptions& options) {
   guard([&] {
     if (options.completes) complete(diagnosis, request, install);
   });
-  guard([&] { show(diagnosis, options); });
+  guard([&] { show(diagnosis, options, device); });
   const int code = exit_code_of(diagnosis.ending.code(), diagnosis.report, options);
   if (diagnosis.ending.signal != 0 && code == diagnosis.ending.code()) throw KilledBySignal{diagnosis.ending.signal};
   return code;

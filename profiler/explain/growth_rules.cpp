@@ -408,12 +408,13 @@ Found find_kept_tensors(const ReasonFacts& facts) {
   const bool of_weights = is_as_large_as_weights(facts, *growth);
   const std::string what =
       fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
-  return Reason{.text = growth->referrer.empty()
-                            ? fmt::format("{} are kept, {}", what, growing_text(*growth))
-                            : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
-                .bytes = growth->grown_bytes,
-                .fix = "stop_growth",
-                .how = lines_for_kept(growth->referrer, of_weights)};
+  return Reason{
+      .text = growth->referrer.empty() ? fmt::format("{} are kept, {}", what, growing_text(*growth))
+                                       : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = growth->referrer.empty() && failure(facts) == nullptr ? std::vector<std::string>()
+                                                                   : lines_for_kept(growth->referrer, of_weights)};
 }
 
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.
@@ -603,13 +604,15 @@ bool trains_data_alone(const ReasonFacts& facts) {
          std::ranges::none_of(facts.device.state.blocks, is_trained_weight);
 }
 
-/// An attribute that each layer has is one of its layer's results: what reads it next is on the GPU.
+/// What a layer has as an attribute is a result of its own, which the next op reads on the GPU; and a list that it has a hook fills.
 std::string line_for_collected(std::string_view variable, std::string_view name) {
+  const bool is_of_layer = contains(variable, "_modules[");
   if (variable.starts_with("attribute ")) {
-    return assign_each(as_written(variable_name(variable)), [](const std::string&) { return "None"; }) +
+    const std::string attribute = as_written(variable_name(variable));
+    if (!is_of_layer) return assign_each(attribute, [](const std::string& item) { return item + ".cpu()"; });
+    return assign_each(attribute, [](const std::string&) { return "None"; }) +
            "  # once it has served, in forward(): there a local variable does";
   }
-  const bool is_of_layer = contains(variable, "_modules[");  // a hook fills it, and perhaps one of backward reads it
   if (is_appended_to(variable) && is_of_layer)
     return fmt::format("{}.clear()  # after each pass that nothing reads it for: it is filled in each", name);
   return fmt::format("{}  # or of each only what is used: topk, a mean, an index",

@@ -375,14 +375,14 @@ Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) 
                   : find_factors(expansion.others, factor);
 }
 
-/// The shape of what lives of as many elements, where it is known and has many rows of what are no single columns.
+/// The shape of what lives of as many elements, where it is known and has two dimensions of many rows, or is a matrix of many.
 std::vector<int64_t> find_shape_alike(const Expansion& expansion) {
   constexpr int64_t kFewestOfOthers = 64;
   for (const LiveBlock* block : expansion.alike) {
     std::vector<int64_t> shape = parse_shape(block->shape);
-    const bool has_rows = std::ranges::any_of(shape, [](int64_t size) { return size >= kManyRows; });
-    const auto others = std::ranges::count_if(shape, [](int64_t size) { return size >= kFewestOfOthers; });
-    if (has_rows && others >= 2) return shape;
+    const auto rows = std::ranges::count_if(shape, [](int64_t size) { return size >= kManyRows; });
+    const bool is_matrix = shape.size() == 2 && rows == 1 && std::min(shape[0], shape[1]) >= kFewestOfOthers;
+    if (rows >= 2 || is_matrix) return shape;
   }
   return {};
 }
@@ -422,7 +422,7 @@ bool makes_attention_scores(const Where& where) {
 
 /// Memory for them that a layer of attention asks for itself, as for the result of torch.baddbmm().
 bool asks_for_scores(const Where& where) {
-  return any_op(where, {"aten::empty", "aten::zeros", "aten::new_empty"}) && is_of_attention(where);
+  return is_one_of(where.op, {"aten::empty", "aten::zeros", "aten::new_empty"}) && is_of_attention(where);
 }
 
 /// Whether a product of the step made as many elements: scores of attention are one before softmax() takes them. Where the step shows

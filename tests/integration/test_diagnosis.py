@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -825,6 +826,30 @@ class DoNoHarm(DiagnosisTest):
 
 
 class Explain(DiagnosisTest):
+    def test_a_run_that_ends_before_memory_does_prints_the_command_that_says_who_keeps_what_grows(self):
+        script = self.folder / "train it.py"
+        script.write_text(textwrap.dedent("""
+            import torch
+            def main():
+                model, kept = torch.nn.Linear(1024, 1024).cuda(), []
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                for _ in range(30):
+                    output = model(torch.randn(4096, 1024, device="cuda"))
+                    kept.append(output.detach())
+                    output.sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            main()"""))
+        done = oomdiag("run", "--device", "rtx3060", "--", sys.executable, script, folder=self.folder)
+        self.assertIn("oomdiag: fits so far, grows 16.00 MiB per step", done.stderr)
+        self.assertNotIn("list 'kept'", done.stderr)
+        command = re.search(r"next: oomdiag (run .*)   \(runs out, and says who keeps it\)", done.stderr)
+        self.assertIsNotNone(command, done.stderr)
+        again = subprocess.run([str(build / "bin/oomdiag"), *shlex.split(command[1])], capture_output=True, text=True, timeout=120,
+                               cwd=self.folder)
+        self.assertEqual(again.returncode, 1, again.stderr)
+        self.assertRegex(again.stderr, r"because +list 'kept' in main \(train it.py:3\) keeps tensors of each step")
+
     def test_explain_reads_what_a_run_left(self):
         _, report = self.train("--model", "simplecnn")
         folder = next(self.folder.rglob("oomdiag-[0-9]*"))

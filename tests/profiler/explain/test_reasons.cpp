@@ -497,7 +497,7 @@ TEST_CASE("results that any container keeps are named by it, data that it held f
   REQUIRE(reason);
   CHECK(reason->id == "kept_tensors");
   CHECK(reason->text == "attribute 'kept[rays][*].starts' in render (a.py:7) keeps 12 results at a.py:3: 96.00 MiB");
-  CHECK(reason->how.front().starts_with("for _each in kept[rays]: _each.starts = None  # once it has served"));
+  CHECK(reason->how.front().starts_with("for _each in kept[rays]: _each.starts = _each.starts.cpu()"));
   for (LiveBlock& block : device.state.blocks) block.phase = Phase::setup;
   CHECK(reason_of(device) != "kept_tensors");
 }
@@ -901,6 +901,24 @@ TEST_CASE("a layer of attention that asks for the memory of its scores has not m
         "16.00 GiB in all");
   device.failure->where.module = "s1.conv";
   CHECK(reason_of(device) != "attention_scores");
+}
+
+TEST_CASE("what each layer has as an attribute is a local variable of its forward()", "[explain][reasons]") {
+  const LiveBlock bias{.bytes = 8_MiB,
+                       .requested_bytes = 8_MiB,
+                       .category = Category::output,
+                       .phase = Phase::forward,
+                       .step = 5,
+                       .made = {.op = "aten::div", .source = "a.py:3"}};
+  const auto line_for = [&](std::string_view variable) {
+    DeviceHistory device = at_oom(std::vector<LiveBlock>(12, bias));
+    device.referrers.assign(12, {.variable = variable, .made = bias.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
+    const auto reason = find_reason({.device = device, .growths = {}});
+    return reason ? reason->how.front() : std::string();
+  };
+  CHECK(line_for("attribute 'model._modules[\"layers\"]._modules[3].bias_of_positions' in main (a.py:9)")
+            .ends_with("bias_of_positions = None  # once it has served, in forward(): there a local variable does"));
+  CHECK(line_for("list 'self._modules[\"c2\"].seen' in forward (a.py:2)").starts_with("self.c2.seen.clear()"));
 }
 
 TEST_CASE("lists that hooks of layers fill are emptied, and kept caches of generations are dropped as a whole",
