@@ -408,13 +408,12 @@ Found find_kept_tensors(const ReasonFacts& facts) {
   const bool of_weights = is_as_large_as_weights(facts, *growth);
   const std::string what =
       fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
-  return Reason{
-      .text = growth->referrer.empty() ? fmt::format("{} are kept, {}", what, growing_text(*growth))
-                                       : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
-      .bytes = growth->grown_bytes,
-      .fix = "stop_growth",
-      .how = growth->referrer.empty() && failure(facts) == nullptr ? std::vector<std::string>()
-                                                                   : lines_for_kept(growth->referrer, of_weights)};
+  return Reason{.text = growth->referrer.empty()
+                            ? fmt::format("{} are kept, {}", what, growing_text(*growth))
+                            : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
+                .bytes = growth->grown_bytes,
+                .fix = "stop_growth",
+                .how = lines_for_kept(growth->referrer, of_weights)};
 }
 
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.

@@ -742,7 +742,13 @@ Found find_whole_step(const ReasonFacts& facts) {
     return Reason{.text = fmt::format("one step works on all of {} at once: {} of data and what layers make of it",
                                       data, with_unit(of_step))};
   }
-  return Reason{.text = describe_model_and_data(facts, sum_category(facts, Category::parameter).bytes, of_step)};
+  Reason reason{.text = describe_model_and_data(facts, sum_category(facts, Category::parameter).bytes, of_step)};
+  if (!trains(facts) && wants_gradient_of_data(facts)) {  // an attribution, say
+    reason.fix = "split_batch";
+    reason.bytes = of_step / 4 * 3;
+    reason.how = {kGradientsOfParts};
+  }
+  return reason;
 }
 
 Found find_model_states(const ReasonFacts& facts) {

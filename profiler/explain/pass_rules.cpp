@@ -318,7 +318,7 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
            "total += loss.item()  # what is added up in it, without its graph"};
   }
   if (evaluation != calls.end()) {
-    how = {fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->short_place())};
+    how = {fmt::format("@torch.no_grad()  # above def {}, which {} is in", call->function, call->short_place())};
   }
   return Reason{.text = text + kept_by, .bytes = kept.bytes, .fix = "no_grad_in_evaluation", .how = how};
 }

@@ -34,8 +34,15 @@ constexpr ReasonRow kReasons[] = {
 #undef REASON
 };
 
-void finish(const ReasonRow& row, Reason& reason) {
+/// Of a run that ended well the variables are gone: lines for a holder that nobody knows would name none of the program's.
+bool has_unknown_holder(const ReasonFacts& facts, const Reason& reason) {
+  return !facts.device.failure && reason.fix == "stop_growth" &&
+         std::ranges::all_of(facts.growths, [](const Growth& growth) { return growth.referrer.empty(); });
+}
+
+void finish(const ReasonRow& row, const ReasonFacts& facts, Reason& reason) {
   reason.id = row.id;
+  if (has_unknown_holder(facts, reason)) reason.how.clear();
   reason.text = as_written(reason.text);
   for (std::string& line : reason.how) line = as_written(line);
 }
@@ -47,7 +54,7 @@ std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason&
   if (found == std::end(kReasons) || found->of_growth || found->of_steps) return {};
   for (const ReasonRow& row : kReasons) {
     if (Found reason = row.of_steps ? row.find(facts) : Found{}) {
-      finish(row, *reason);
+      finish(row, facts, *reason);
       return reason;
     }
   }
@@ -59,7 +66,7 @@ std::optional<Reason> find_reason(const ReasonFacts& facts) {
     if (!facts.device.failure && !row.of_growth) continue;
     if (row.of_size && had_enough(facts)) continue;
     if (Found reason = row.find(facts)) {
-      finish(row, *reason);
+      finish(row, facts, *reason);
       return reason;
     }
   }

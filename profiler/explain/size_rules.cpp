@@ -645,6 +645,8 @@ Found find_many_rows(const ReasonFacts& facts) {
     how = {"near = torch.cdist(pos, pos) < cutoff  # pairs within a cutoff alone, as a list of indices",
            "# or the pairs of some rows after the other"};
   if (!has_optimizer) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
+  const bool of_data_alone = has_optimizer && !trains(facts);
+  if (of_data_alone) how.emplace_back(kGradientsOfParts);
   return Reason{.text = fmt::format(
                     "one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
                     "backward{}: {} for each{}",
@@ -655,6 +657,7 @@ Found find_many_rows(const ReasonFacts& facts) {
                     has_optimizer ? "" : "; no optimizer is there, and without backward, torch.no_grad() keeps none"),
                 .bytes = saved.bytes / (has_optimizer ? 2 : 1),
                 .fix = !has_optimizer                                          ? "no_grad_in_evaluation"
+                       : of_data_alone                                         ? "split_batch"
                        : (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows"
                                                                                : "",
                 .how = std::move(how)};
