@@ -52,7 +52,7 @@ bool is_capped(const FailureFacts& f) {
 }
 
 // The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. Of a step
-// that is not known as a whole something must be left: in forward as much as was requested, and every module must have been called.
+// that is not known as a whole something must be left: in forward at least as much as was requested, and every module must have been called.
 bool rest_would_fit(const FailureFacts& f) {
   constexpr int64_t kLoop = 4;
   if (f.lacking_later_bytes() > 0) return false;
@@ -60,10 +60,10 @@ bool rest_would_fit(const FailureFacts& f) {
   const int64_t turns_left = f.left_if_packed_bytes() / std::max<int64_t>(f.requested_bytes, 1);
   if (f.kept_alike >= kLoop && turns_left < f.kept_alike / kLoop) return false;
   if (f.left_if_packed_bytes() < f.kept_results_bytes / (2 * kLoop)) return false;
-  constexpr int64_t kSliver = 512;  // of the GPU: what the next op takes
+  constexpr int64_t kSliver = 512, kPart = 32;  // of the GPU: what the next op takes, and some more of forward
   if (f.step.whole) return true;
   if (!f.forward_continues) return f.left_if_packed_bytes() >= f.total_bytes / kSliver;
-  return !f.step.more_comes && f.left_if_packed_bytes() >= f.requested_bytes;
+  return !f.step.more_comes && f.left_if_packed_bytes() >= std::max(f.requested_bytes, f.total_bytes / kPart);
 }
 
 bool is_fragmented(const FailureFacts& f) { return f.is_enough_if_packed() && rest_would_fit(f); }

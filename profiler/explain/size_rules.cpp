@@ -148,11 +148,11 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
                           failed->where.op, at(failed->where), with_unit(bytes)),
       .bytes = bytes,
       .fix = "sort_in_parts",
-      .how =
-          fails_in(facts, {"aten::quantile", "aten::nanquantile", "aten::median", "aten::nanmedian"})
-              ? std::vector<std::string>()
-              : std::vector<std::string>{"ranks = [part.argsort() for part in x.split(64)]  # of rows one block after "
-                                         "the other; or x.cpu().argsort(): the host has room for it"}};
+      .how = fails_in(facts, {"aten::quantile", "aten::nanquantile", "aten::median", "aten::nanmedian"})
+                 ? std::vector<std::string>()
+                 : std::vector<std::string>{
+                       "for part in x.split(64): use(part.argsort())  # of rows one block after the other, each "
+                       "reduced before the next; or x.cpu().argsort(): the host has room for it"}};
 }
 
 namespace {
@@ -386,7 +386,9 @@ Found find_larger_step(const ReasonFacts& facts) {
   std::vector<std::string> lines{
       in_graph
           ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
-          : "y = torch.cat([model(part) for part in x.split(size)])  # parts as large as in the steps before",
+          : "y = torch.cat([model(part) for part in x.split(size)])  # of a longer sequence, split(size, dim=-1): each "
+            "part as "
+            "large as in the steps before",
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};
   const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {

@@ -55,8 +55,10 @@ bool follows_batch(const StepAllocation& block, const Hints& hints) {
       return true;
     case Phase::backward:
       return block.category == Category::activation || !hints.sizes.contains(block.bytes);
-    case Phase::other:
-      return block.category == Category::input || block.ever_saved;
+    case Phase::other: {
+      const bool is_of_data_set = !block.is_of_step() && block.died == StepAllocation::kNever;
+      return block.ever_saved || (block.category == Category::input && !is_of_data_set);
+    }
     case Phase::optimizer:
       return false;
   }
