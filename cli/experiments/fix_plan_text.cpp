@@ -157,7 +157,7 @@ std::string to_json(const FoundPlans& found, const Target& target, const std::st
   json["before"] = {{"outcome", before.outcome},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
-                    {"room_bytes", before.available_bytes},
+                    {"available_bytes", before.available_bytes},
                     {"step_time_ns", optional_json(before.step.time_ns)}};
   json["fastest"] = optional_json(found.fastest);
   json["fastest_with_same_numerics"] = optional_json(found.same_sums);

@@ -139,7 +139,7 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"required_bytes", before.required_bytes},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
-                    {"room_bytes", before.available_bytes},
+                    {"available_bytes", before.available_bytes},
                     {"step_flops", optional_json(before.step.flops)},
                     {"step_bus_bytes", optional_json(before.step.bus_bytes)},
                     {"step_time_ns", optional_json(before.step.time_ns)},

@@ -145,7 +145,7 @@ class Quick(Plan, OffloadedBlocks):
     def test_the_fastest_plan_fits_takes_what_was_predicted_and_is_what_its_lines_do(self):
         budget = 800 * MIB
         found = self.plan(budget, "--html", "page.html")
-        available = found["before"]["room_bytes"]
+        available = found["before"]["available_bytes"]
         self.assertEqual(found["before"]["outcome"], "out_of_memory")
         for name in "fastest", "fastest_with_same_numerics":
             self.check_plan(found["plans"][found[name]], available)
@@ -185,7 +185,7 @@ class Slow(Plan):
         for budget in range(500, 1300, 100):
             found = self.plan(budget * MIB)
             plans.append(found["plans"][found["fastest_with_same_numerics"]])
-            self.check_plan(plans[-1], found["before"]["room_bytes"])
+            self.check_plan(plans[-1], found["before"]["available_bytes"])
         peaks, times = ([plan[key] for plan in plans] for key in ("measured_peak_bytes", "step_time_ns"))
         print([(plan["label"], plan["predicted_peak_bytes"], plan["measured_peak_bytes"]) for plan in plans])
         self.assertEqual(peaks, sorted(peaks))

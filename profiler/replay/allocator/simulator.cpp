@@ -22,8 +22,8 @@ constexpr uint64_t kRangeAddresses = uint64_t{1} << 57;
 
 }  // namespace
 
-AllocatorSimulator::AllocatorSimulator(int64_t room_bytes, const AllocatorSettings& settings)
-    : room_bytes_(room_bytes), settings_(settings) {}
+AllocatorSimulator::AllocatorSimulator(int64_t available_bytes, const AllocatorSettings& settings)
+    : available_bytes_(available_bytes), settings_(settings) {}
 
 uint32_t AllocatorSimulator::allocate(int64_t requested_bytes, uint32_t group) {
   const int64_t rounded = round_size(requested_bytes, settings_);
@@ -101,7 +101,7 @@ uint32_t AllocatorSimulator::grow(uint32_t pool, int64_t bytes) {
 }
 
 bool AllocatorSimulator::reserve(int64_t bytes) {
-  if (reserved_bytes_ + bytes > room_bytes_) return false;
+  if (reserved_bytes_ + bytes > available_bytes_) return false;
   reserved_bytes_ += bytes;
   peak_reserved_bytes_ = std::max(peak_reserved_bytes_, reserved_bytes_);
   return true;

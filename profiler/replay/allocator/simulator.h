@@ -16,8 +16,8 @@ class AllocatorSimulator {
  public:
   static constexpr uint32_t kRefused = ~uint32_t{0};
 
-  /// `room_bytes`: what PyTorch may take of the device.
-  AllocatorSimulator(int64_t room_bytes, const AllocatorSettings& settings);
+  /// `available_bytes`: what PyTorch may take of the device.
+  AllocatorSimulator(int64_t available_bytes, const AllocatorSettings& settings);
 
   /// A block for this request. Blocks of one `group`, a stream within a pool, serve no other; kRefused where the device is full
   /// even after the cache was given back.
@@ -75,7 +75,7 @@ class AllocatorSimulator {
     return pools_[pool].small ? kSmallSegmentBytes : settings_.large_segment_bytes;
   }
 
-  int64_t room_bytes_;
+  int64_t available_bytes_;
   AllocatorSettings settings_;
   int64_t allocated_bytes_ = 0, reserved_bytes_ = 0, peak_allocated_bytes_ = 0, peak_reserved_bytes_ = 0;
   uint32_t retries_ = 0;
