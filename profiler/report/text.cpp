@@ -162,7 +162,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   add(text, "why", why_text(device));
   if (device.reason) add(text, "because", printable(device.reason->text, 300));
   if (const Reason* const other = second_reason_of(device)) add(text, "besides", printable(other->text, 300));
-  add(text, "kept by", kept_by_text(device, options));
+  add(text, kept_by_label(device), kept_by_text(device, options));
   add(text, "required", required_text(device));
 }
 
@@ -190,7 +190,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
     add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
   }
   text += work_text(report);
-  if (!device.growth.empty()) add(text, "kept by", kept_by_text(device, options));
+  if (!device.growth.empty()) add(text, kept_by_label(device), kept_by_text(device, options));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();
     add(text, "at last",
