@@ -20,6 +20,39 @@ def reads_of(look):
 
 
 @case()
+def an_optimizer_whose_counts_of_steps_were_loaded_onto_the_gpu_goes_on_with_them():
+    import io
+
+    import torch
+
+    counts = [torch.tensor(float(i), device="cuda") for i in range(3)]
+    torch._foreach_add_(counts, 1)
+    torch._foreach_add_(counts, [torch.tensor(2.0, device="cuda")] * 3)
+    expect_equal([count.item() for count in counts], [3, 4, 5], "counts")
+    unknown = torch.randn(4, device="cuda")
+    torch._foreach_add_([counts[0], unknown], 1)
+    expect_equal(reads_of(counts[0].item)[1], True, "a read beside what is not known")
+
+    weights = [torch.nn.Parameter(torch.randn(1 << 18, device="cuda")) for _ in range(3)]
+
+    def train(state=None):
+        optimizer = torch.optim.Adam(weights, foreach=True)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for _ in range(2):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+        return optimizer
+
+    file = io.BytesIO()
+    torch.save(train().state_dict(), file)
+    file.seek(0)
+    optimizer = train(torch.load(file, map_location="cuda"))  # divides by 1 - beta ** step
+    expect_equal(optimizer.state[weights[0]]["step"].item(), 4, "steps")
+
+
+@case()
 def sizes_follow_from_what_the_host_wrote():
     import torch
 

@@ -27,6 +27,7 @@
 #include <exception>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/torch/cpu_shadow_call.h"
@@ -41,6 +42,8 @@ using Argument = OperatorRules::Argument;
 /// An operator that runs.
 struct Call : at::ObserverContext {
   std::unique_ptr<CpuShadowCall> shadow;
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      written;           ///< of lists that it writes, as _foreach_add_: on the GPU and of the shadow
   int known_before = 0;  ///< oomdiag_device_set_known_kernels
   bool has_run = false;  ///< the shadow, for what the operator asked for
   bool has_kernels = false;
@@ -92,6 +95,19 @@ std::unique_ptr<CpuShadowCall> begin(OperatorRules& rules, c10::ArrayRef<const c
   return nullptr;
 }
 
+/// Tensors of lists that an operator without results writes, each with its copy in the shadow.
+std::vector<std::pair<at::Tensor, at::Tensor>> list_written(const CpuShadowCall& shadow,
+                                                            c10::ArrayRef<const c10::IValue> inputs) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;
+  if (!shadow.rules->handle->schema().returns().empty()) return written;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (shadow.rules->arguments[i] == Argument::read || !inputs[i].isTensorList()) continue;
+    const auto there = inputs[i].toTensorVector(), here = shadow.arguments[i].toTensorVector();
+    for (size_t k = 0; k < there.size(); ++k) written.emplace_back(there[k], here[k]);
+  }
+  return written;
+}
+
 std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
   const int known_before = oomdiag_device_set_known_kernels(1);
   oomdiag_device_set_known_kernels(known_before + 1);
@@ -108,6 +124,7 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
     running->validates = rules.validates;
     if (rules.is_foreign) oomdiag_device_set_known_kernels(0);
     if (shadow && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*shadow);
+    if (shadow) running->written = list_written(*shadow, call.inputs());
     running->shadow = std::move(shadow);
     validating += rules.validates ? 1 : 0;  // at_end takes it back, if there is a context
     return running;
@@ -172,9 +189,24 @@ void forget_all(const std::vector<c10::IValue>& results) {
   }
 }
 
+/// What a list's tensors have now, or that nobody knows it.
+void put_lists(Call& running) {
+  const at::DisableRecordFunctionGuard no_ops;
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const bool has_run = running.shadow->rules->is_computable && run(*running.shadow);
+  for (const auto& [there, here] : running.written) {
+    if (has_run) {
+      put(there, here, *running.shadow);
+    } else {
+      forget(there);
+    }
+  }
+}
+
 void finish(Call& running, const std::vector<c10::IValue>& results) try {
   CpuShadowCall* const shadow = running.shadow.get();
   if (shadow && shadow->rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
+  if (!running.written.empty()) return put_lists(running);
   if (shadow && is_worth_computing(*shadow, results)) {
     if (running.has_run || run(*shadow)) put_all(results, *shadow);
   } else if (running.has_kernels || (shadow && shadow->rules->changes_contents)) {
