@@ -4,6 +4,7 @@
 
 #include "profiler/explain/causes.h"
 #include "profiler/explain/common_referrers.h"
+#include "profiler/explain/growth.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/replay/history.h"
 
