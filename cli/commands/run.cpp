@@ -96,11 +96,11 @@ std::string command_that_runs_out(const Report& report, const RunOptions& option
   if (main->growth.empty() || !main->growth.front().referrer.empty() || !main->out_of_memory_near_step) return {};
   const int64_t bytes = main->peak.allocated_bytes - main->growth.front().grown_bytes / 4 +
                         std::max<int64_t>(0, main->memory.non_pytorch_bytes);
-  std::string command = "oomdiag run";
-  if (!options.device.device.empty()) command += " --device " + quoted_for_shell(options.device.device);
-  command += fmt::format(" --memory {}MiB --", bytes >> 20);
-  for (const std::string& word : options.program) command += " " + quoted_for_shell(word);
-  return command;
+  std::vector<std::string> words{"oomdiag", "run"};
+  if (!options.device.device.empty()) words.insert(words.end(), {"--device", options.device.device});
+  words.insert(words.end(), {"--memory", fmt::format("{}MiB", bytes >> 20), "--"});
+  words.insert(words.end(), options.program.begin(), options.program.end());
+  return line_for_shell(words);
 }
 
 void show(const Diagnosis& diagnosis, const RunOptions& options, const DeviceChoice& device) {

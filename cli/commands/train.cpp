@@ -101,13 +101,12 @@ void check_recording(const Diagnosis& diagnosis) {
 /// "oomdiag train --model unet --batch 9 --device rtx3060": the model as it was asked for, with these `arguments`, on the same device.
 std::string command_line(const std::string& command, const TrainOptions& options,
                          const std::vector<std::string>& arguments) {
-  std::vector<std::string> words = arguments_of_model(options.model);
-  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> words{"oomdiag", command};
+  for (const auto& more : {arguments_of_model(options.model), arguments})
+    words.insert(words.end(), more.begin(), more.end());
   if (!options.device.device.empty()) words.insert(words.end(), {"--device", options.device.device});
   if (!options.device.memory.empty()) words.insert(words.end(), {"--memory", options.device.memory});
-  std::string line = "oomdiag " + command;
-  for (const std::string& word : words) line += " " + quoted_for_shell(word);
-  return line;
+  return line_for_shell(words);
 }
 
 /// Where a loop that fits runs out of memory; with --all the first screen of that run, too.

@@ -170,8 +170,7 @@ std::string print_jobs(const std::vector<Values>& plans, const FitRequest& reque
                   "--folder", folder, "-o", (fs::path(folder) / (name_of(values) + ".json")).string(), "--"});
     const std::vector<std::string> program = fill_in(request.program, values);
     words.insert(words.end(), program.begin(), program.end());
-    text += fmt::format("mkdir -p {} &&", quoted_for_shell(folder));
-    for (const std::string& word : words) text += " " + quoted_for_shell(word);
+    text += fmt::format("mkdir -p {} && {}", quoted_for_shell(folder), line_for_shell(words));
     text += "\n";
   }
   return text;

@@ -23,4 +23,10 @@ std::string quoted_for_shell(const std::string& text) {
   return result + "'";
 }
 
+std::string line_for_shell(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + quoted_for_shell(word);
+  return line;
+}
+
 }  // namespace oomdiag

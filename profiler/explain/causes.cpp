@@ -54,12 +54,11 @@ bool is_capped(const FailureFacts& f) {
 // The rest of the step would run as well if all were packed. A loop that keeps each of its results asks for the next one. Of a step
 // that is not known as a whole something must be left: in forward at least as much as was requested, and every module must have been called.
 bool rest_would_fit(const FailureFacts& f) {
-  constexpr int64_t kLoop = 4;
   if (f.lacking_later_bytes() > 0) return false;
   // What is left would serve less than a quarter more of its turns.
   const int64_t turns_left = f.left_if_packed_bytes() / std::max<int64_t>(f.requested_bytes, 1);
-  if (f.kept_alike >= kLoop && turns_left < f.kept_alike / kLoop) return false;
-  if (f.left_if_packed_bytes() < f.kept_results_bytes / (2 * kLoop)) return false;
+  if (f.kept_alike >= kFewestAlike && turns_left < f.kept_alike / kFewestAlike) return false;
+  if (f.left_if_packed_bytes() < f.kept_results_bytes / (2 * kFewestAlike)) return false;
   constexpr int64_t kSliver = 512, kPart = 32;  // of the GPU: what the next op takes, and some more of forward
   if (f.step.whole) return true;
   if (!f.forward_continues) return f.left_if_packed_bytes() >= f.total_bytes / kSliver;

@@ -103,7 +103,6 @@ int64_t count_kept_alike(const MemoryState& state, const OutOfMemory& failure) {
 }
 
 int64_t sum_kept_results(const MemoryState& state) {
-  constexpr int64_t kLoop = 4;
   struct Kept {
     int64_t count = 0, bytes = 0;
   };
@@ -113,7 +112,7 @@ int64_t sum_kept_results(const MemoryState& state) {
     if (block.pending_free || block.category != Category::output) continue;
     Kept& kept = alike[{block.made.op, block.made.module, block.made.source, block.bytes}];
     kept.bytes += block.bytes;
-    if (++kept.count >= kLoop) most = std::max(most, kept.bytes);
+    if (++kept.count >= kFewestAlike) most = std::max(most, kept.bytes);
   }
   return most;
 }

@@ -35,6 +35,9 @@ void visit_fields(auto& visit, Either<StepNeed> auto& value) {
         value.next_bytes);
 }
 
+/// As many results alike and a loop keeps them.
+inline constexpr int64_t kFewestAlike = 4;
+
 /// All that the choice of a cause looks at, and its evidence in the report. It is collected before the first row of kCauses is
 /// asked; what becomes known later (other ranks, a complete run) is added here, and the rows are asked again.
 struct FailureFacts {

@@ -534,14 +534,14 @@ Found find_attention_scores(const ReasonFacts& facts) {
   std::string shape;
   Where made{};
   const OutOfMemory* failed = failure(facts);
+  const bool is_asked_for = failed != nullptr && asks_for_scores(failed->where);
   if (scores.largest != nullptr) {
     const int64_t bytes = scores.largest->requested_bytes;
     if (!has_product(facts, bytes) || (!is_of_attention(scores.made()) && !may_be_scores(facts, bytes))) return {};
     shape = fmt::format(", {}", scores.largest->shape);
     made = scores.made();
-  } else if (failed != nullptr && (makes_attention_scores(failed->where) || asks_for_scores(failed->where)) &&
+  } else if (failed != nullptr && (makes_attention_scores(failed->where) || is_asked_for) &&
              is_large(facts, failed->requested_bytes, 0.2)) {
-    const bool is_asked_for = asks_for_scores(failed->where);
     Square square = factor_shapes(facts, failed->requested_bytes, true);
     if (square.text.empty() && (is_asked_for || any_op(failed->where, {"aten::bmm"})))
       square = factor_heads(facts, failed->requested_bytes);

@@ -21,7 +21,8 @@ bool is_better(const Fix& a, const Fix& b);
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes);
 
 /// Removes what is the same change as `cure`, as a row predicts it from the step, and gives its figure to the cure; its lines too,
-/// where the cure has none. Not where that is said not to fit: the step may not be all that the cure shrinks.
+/// where the cure has none. Not where that is said not to fit: the step may not be all that the cure shrinks. In a
+/// leak it is not all: there such a row goes without its figure.
 void replace_same(Fix& cure, std::vector<Fix>& fixes, bool of_leak = false);
 
 }  // namespace oomdiag

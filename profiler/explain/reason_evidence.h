@@ -127,8 +127,7 @@ bool wants_gradient_of_data(const ReasonFacts& facts);
 /// The line for gradients of data, as of an attribution, where no weight is trained: those of some examples do not need the others.
 inline constexpr const char* kGradientsOfParts =
     "gradients = torch.cat([torch.autograd.grad(model(part).sum(), part)[0] for part in x.split(8)])  # as far as "
-    "examples "
-    "do not mix";
+    "examples do not mix";
 
 /// Of autograd, that a variable leads to: fewer may be those of one result that is used up.
 inline constexpr int64_t kSeveralNodes = 8;

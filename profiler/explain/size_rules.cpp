@@ -387,8 +387,7 @@ Found find_larger_step(const ReasonFacts& facts) {
       in_graph
           ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
           : "y = torch.cat([model(part) for part in x.split(size)])  # of a longer sequence, split(size, dim=-1): each "
-            "part as "
-            "large as in the steps before",
+            "part as large as in the steps before",
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};
   const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {

@@ -217,18 +217,18 @@ std::string memory_table(const ReportOfDevice& device, size_t at_most, const Tex
 
 namespace {
 
-bool tells_growth(const ReportOfDevice& device) {
+bool reports_growth(const ReportOfDevice& device) {
   return !device.growth.empty() && (!device.cause || device.cause->kind == CauseKind::leak);
 }
 
 }  // namespace
 
 std::string kept_by_label(const ReportOfDevice& device) {
-  return tells_growth(device) && device.growth.front().referrer.empty() ? "grows" : "kept by";
+  return reports_growth(device) && device.growth.front().referrer.empty() ? "grows" : "kept by";
 }
 
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options) {
-  if (tells_growth(device)) {
+  if (reports_growth(device)) {
     const ReportGrowth& growth = device.growth.front();
     const std::string place = joined_by_arrows(
         {in_words(std::string(oomdiag::name_of(growth.kind))), growth.op, growth.module, short_source(growth.source)},

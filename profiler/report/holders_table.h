@@ -18,7 +18,7 @@ std::string label_of(const ReportHolder& holder, const TextOptions& options, siz
 /// "h.*.mlp.act ×12, 4.00 GiB: activations (saved for backward)": who keeps most; in a leak, what grows. Empty for nothing.
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options);
 
-/// "kept by", or "grows" where growth is told whose holder nobody knows.
+/// "kept by", or "grows" where what grows is reported and its holder is not known.
 std::string kept_by_label(const ReportOfDevice& device);
 
 /// GPU memory by category in at most `at_most` rows, the smallest as "others"; adds up to the device.

@@ -42,8 +42,8 @@ using Argument = OperatorRules::Argument;
 /// An operator that runs.
 struct Call : at::ObserverContext {
   std::unique_ptr<CpuShadowCall> shadow;
-  std::vector<std::pair<at::Tensor, at::Tensor>>
-      written;           ///< of lists that it writes, as _foreach_add_: on the GPU and of the shadow
+  /// Tensors of lists that it writes, as _foreach_add_: on the GPU, and of the shadow.
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;
   int known_before = 0;  ///< oomdiag_device_set_known_kernels
   bool has_run = false;  ///< the shadow, for what the operator asked for
   bool has_kernels = false;
