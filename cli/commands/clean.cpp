@@ -15,7 +15,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/counted.h"
 #include "profiler/error.h"
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/trace/trace.h"
 #include "profiler/whole_number.h"

@@ -13,7 +13,7 @@
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "profiler/explain/batch.h"
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
 #include "profiler/explain/findings.h"
 #include "profiler/report/report.h"
 #include "profiler/report/whole_run.h"

@@ -10,9 +10,9 @@
 #include "cli/experiments/experiment.h"
 #include "cli/launch/ranks.h"
 #include "cli/process/launcher.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/program_facts.h"
-#include "profiler/explain/reasons.h"
+#include "profiler/explain/fixes/fixes.h"
+#include "profiler/explain/fixes/program_facts.h"
+#include "profiler/explain/reason.h"
 #include "profiler/report/report.h"
 
 // oomdiag fix: fixes, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
@@ -58,7 +58,7 @@ struct Change {
   bool changes_batch() const { return group == "batch"; }
   bool offloads_blocks() const { return id == "offload_blocks"; }
 };
-/// The change that the row of `id` describes (profiler/explain/fixes.h). How it is made is for the caller.
+/// The change that the row of `id` describes (profiler/explain/fixes/fixes.h). How it is made is for the caller.
 Change change_of(std::string id);
 
 /// What a step of a run does and takes; the time is modelled (profiler/cost/time_model.h).

@@ -6,9 +6,9 @@
 #include "cli/experiments/fix.h"
 #include "cli/process/environment.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/program_facts.h"
-#include "profiler/explain/step_model.h"
+#include "profiler/explain/fixes/fixes.h"
+#include "profiler/explain/fixes/program_facts.h"
+#include "profiler/explain/step/step_model.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "cli/experiments/fix.h"
-#include "profiler/explain/program_facts.h"
-#include "profiler/explain/what_if.h"
+#include "profiler/explain/fixes/program_facts.h"
+#include "profiler/explain/step/what_if.h"
 #include "profiler/report/report.h"
 
 // Which blocks to run again in backward: those that keep most for each op that runs again, as many as are needed.

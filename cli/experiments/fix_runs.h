@@ -7,7 +7,7 @@
 
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
-#include "profiler/explain/program_facts.h"
+#include "profiler/explain/fixes/program_facts.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {

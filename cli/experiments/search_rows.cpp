@@ -11,7 +11,7 @@
 #include "cli/experiments/fit_values.h"
 #include "cli/experiments/fix.h"
 #include "cli/experiments/fix_plan.h"
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/export/plan_picture.h"
 #include "profiler/export/search_page.h"
 #include "profiler/export/surface_picture.h"

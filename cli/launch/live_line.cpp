@@ -11,7 +11,7 @@
 
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/terminal.h"
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/trace/follower.h"
 

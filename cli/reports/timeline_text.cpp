@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/table.h"
 #include "profiler/snapshot/timeline.h"
 

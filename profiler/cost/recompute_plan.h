@@ -6,7 +6,7 @@
 #include <vector>
 
 // Which blocks of a model run again in backward, so that a step stays within a budget and takes as little time as can be. Numbers
-// only: what a block frees, and when, is computed elsewhere (profiler/explain/checkpointing.cpp). What several blocks free adds up.
+// only: what a block frees, and when, is computed elsewhere (profiler/explain/fixes/checkpointing.cpp). What several blocks free adds up.
 //
 //   bytes  as it is        ╱╲            block i checkpointed       ╱▔╲╱╲
 //                        ╱    ╲                                   ╱     ╲╲      recomputed as backward comes to i

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "profiler/diff/diff.h"
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/markup.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"

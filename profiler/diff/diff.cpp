@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "profiler/explain/owners.h"
+#include "profiler/explain/facts/owners.h"
 #include "profiler/fold_indices.h"
 #include "profiler/report/report.h"
 

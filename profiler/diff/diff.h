@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
 #include "profiler/report/report.h"
 
 // Two reports of one program side by side: what grew and what shrank. Sums by name are compared, so that neither addresses nor

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "profiler/diff/diff.h"
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/json_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/table.h"

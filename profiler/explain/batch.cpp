@@ -10,8 +10,8 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/shape.h"
-#include "profiler/explain/what_if.h"
+#include "profiler/explain/step/what_if.h"
+#include "profiler/explain/words/shape.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 

@@ -5,19 +5,21 @@
 #include <utility>
 
 #include "profiler/explain/batch.h"
-#include "profiler/explain/causes.h"
-#include "profiler/explain/facts.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/facts/facts.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/owners.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fix_rules.h"
-#include "profiler/explain/framework_lines.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/known_rest.h"
-#include "profiler/explain/owners.h"
-#include "profiler/explain/predict_fixes.h"
-#include "profiler/explain/reasons.h"
-#include "profiler/explain/step_model.h"
-#include "profiler/explain/what_if.h"
-#include "profiler/explain/whole_step.h"
+#include "profiler/explain/fixes/fix_rules.h"
+#include "profiler/explain/fixes/framework_lines.h"
+#include "profiler/explain/fixes/predict_fixes.h"
+#include "profiler/explain/reason.h"
+#include "profiler/explain/reasons/reasons.h"
+#include "profiler/explain/step/known_rest.h"
+#include "profiler/explain/step/step_model.h"
+#include "profiler/explain/step/what_if.h"
+#include "profiler/explain/step/whole_step.h"
+#include "profiler/explain/words/short_place.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
@@ -126,10 +128,14 @@ std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const 
   return findings.growths.front().last_step + static_cast<uint32_t>(steps);
 }
 
-/// Whether what would be left without fragmentation is so little that what the program holds is to be named first.
-bool is_nearly_full(const Cause& cause) {
-  constexpr int64_t kSmallPart = 50;
-  return cause.facts.left_if_packed_bytes() * kSmallPart < cause.facts.total_bytes;
+/// Whether what the program holds is to be named first: hardly anything would be left without fragmentation, or the request is so large
+/// that it would need most of what is free in one piece.
+bool is_first(const Reason& reason, const Cause& cause) {
+  constexpr int64_t kSmallPart = 50, kLargePart = 4;
+  const FailureFacts& facts = cause.facts;
+  const bool is_large_request =
+      facts.requested_bytes * kLargePart >= facts.total_bytes && reason.bytes >= facts.requested_bytes;
+  return is_large_request || facts.left_if_packed_bytes() * kSmallPart < facts.total_bytes;
 }
 
 /// What fixes are predicted from.
@@ -240,7 +246,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     const bool is_known = reason && reason == findings.reason;
     if (const auto second = is_known ? find_second_reason(facts, *reason) : std::nullopt) reason = second;
     const bool gives_way = findings.reason && findings.reason->id == "fragmentation";
-    if (reason && gives_way && is_nearly_full(*findings.cause)) std::swap(*reason, *findings.reason);
+    if (reason && gives_way && is_first(*reason, *findings.cause)) std::swap(*reason, *findings.reason);
     add_besides(reason, model, findings);
   } else if (findings.reason) {
     add_besides(find_second_reason(facts, *findings.reason), model, findings);

@@ -3,9 +3,9 @@
 #include <array>
 #include <optional>
 
-#include "profiler/explain/facts.h"
+#include "profiler/explain/facts/facts.h"
+#include "profiler/explain/facts/imbalance.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/imbalance.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/trace.h"

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "profiler/explain/causes.h"
-#include "profiler/explain/facts.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/owners.h"
-#include "profiler/explain/reasons.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/facts/facts.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/owners.h"
+#include "profiler/explain/reason.h"
 #include "profiler/field.h"
 #include "profiler/replay/history.h"
 
@@ -78,7 +78,7 @@ struct Fix {
 
 void visit_fields(auto& visit, Either<Fix> auto& value) {
   visit.object("fix", "A change that would lower the peak.");
-  visit({"id", "of a row of fixes, in the tables of profiler/explain/fixes.h: `autocast_bf16`"}, value.id);
+  visit({"id", "of a row of fixes, in the tables of profiler/explain/fixes/fixes.h: `autocast_bf16`"}, value.id);
   visit({"label", "its name for people"}, value.label);
   visit.or_null({"formula", "how the peak was computed"}, value.formula);
   visit({"modules", "it is about, as those to checkpoint"}, value.modules);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/export/embed.h"
 #include "profiler/report/markup.h"
 

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string_view>
 
-#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/export/picture.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/fixes_table.h"

@@ -1,6 +1,6 @@
 #include "profiler/report/cause_text.h"
 
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"
 

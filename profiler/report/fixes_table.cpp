@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "profiler/explain/bytes_text.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/predict_fixes.h"
+#include "profiler/explain/fixes/fixes.h"
+#include "profiler/explain/fixes/predict_fixes.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"

@@ -7,12 +7,12 @@
 #include <map>
 #include <tuple>
 
-#include "profiler/explain/common_referrers.h"
 #include "profiler/explain/explain.h"
+#include "profiler/explain/facts/common_referrers.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/owners.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/owners.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"

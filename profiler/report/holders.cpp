@@ -5,9 +5,9 @@
 #include <map>
 #include <set>
 
-#include "profiler/explain/common_referrers.h"
+#include "profiler/explain/facts/common_referrers.h"
+#include "profiler/explain/facts/variable_counts.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/variable_counts.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"

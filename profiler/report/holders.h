@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "profiler/explain/common_referrers.h"
+#include "profiler/explain/facts/common_referrers.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 

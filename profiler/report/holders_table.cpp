@@ -7,10 +7,10 @@
 #include <initializer_list>
 #include <utility>
 
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/causes.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/owners.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/owners.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/place_text.h"
@@ -224,10 +224,12 @@ bool reports_growth(const ReportOfDevice& device) {
 }  // namespace
 
 std::string kept_by_label(const ReportOfDevice& device) {
+  if (device.reason && !device.reason->kept_by.empty()) return "kept by";
   return reports_growth(device) && device.growth.front().referrer.empty() ? "grows" : "kept by";
 }
 
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options) {
+  if (device.reason && !device.reason->kept_by.empty()) return printable(device.reason->kept_by, 160);
   if (reports_growth(device)) {
     const ReportGrowth& growth = device.growth.front();
     const std::string place = joined_by_arrows(

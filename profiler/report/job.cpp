@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "profiler/explain/imbalance.h"
+#include "profiler/explain/facts/imbalance.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/report.h"

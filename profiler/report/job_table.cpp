@@ -6,7 +6,7 @@
 #include <iterator>
 #include <vector>
 
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/report.h"

@@ -10,9 +10,9 @@
 
 #include "profiler/counted.h"
 #include "profiler/event.h"
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/library_names.h"
-#include "profiler/explain/whole_step.h"
+#include "profiler/explain/causes/library_names.h"
+#include "profiler/explain/step/whole_step.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/gpu_report.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/facts/imbalance.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/imbalance.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/replay.h"

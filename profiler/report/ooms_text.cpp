@@ -4,7 +4,7 @@
 #include <span>
 
 #include "profiler/counted.h"
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"

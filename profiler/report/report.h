@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "profiler/explain/causes.h"
-#include "profiler/explain/facts.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/facts/facts.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/owners.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/growth.h"
-#include "profiler/explain/owners.h"
-#include "profiler/explain/reasons.h"
+#include "profiler/explain/reason.h"
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
 
@@ -314,8 +314,9 @@ struct ReportCause {
 void visit_fields(auto& visit, Either<ReportCause> auto& value) {
   visit.object("cause", "Why the request failed.");
   visit({"kind", "the one primary cause"}, value.kind);
-  visit.or_null({"because", "which of the reasons of that kind: a row of `kCauses` in profiler/explain/causes.cpp"},
-                value.because);
+  visit.or_null(
+      {"because", "which of the reasons of that kind: a row of `kCauses` in profiler/explain/causes/causes.cpp"},
+      value.because);
   visit({"short_by_bytes", "what is missing even if every cached byte could be used; 0: nothing is missing now"},
         value.short_by_bytes);
   visit({"evidence", "the facts that the choice rests on"}, value.evidence);

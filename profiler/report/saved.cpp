@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "profiler/explain/shape.h"
+#include "profiler/explain/words/shape.h"
 #include "profiler/replay/allocations/memory_state.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"

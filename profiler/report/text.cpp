@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/case_text.h"
@@ -119,13 +119,18 @@ std::string where_text(const ReportFailure& failure, const TextOptions& options)
   return place == "backward" ? "a node of backward; which one, stacks=\"all\" would show" : place;
 }
 
+/// "aten::empty_strided": whose tensor it is says more.
+bool only_allocates(std::string_view op) {
+  return op.starts_with("aten::empty") || op.starts_with("aten::new_empty") || op == "aten::resize_";
+}
+
 std::string requested_text(const ReportFailure& failure) {
   std::string what;
   if (!failure.requested_for.empty()) {
     what = ": " + printable(failure.requested_for, 60);
   } else if (!failure.parameter_group.empty()) {
     what = " for " + printable(failure.parameter_group, 60);
-  } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
+  } else if (!failure.inner_op.empty() && failure.inner_op != failure.op && !only_allocates(failure.inner_op)) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
   return with_unit(failure.requested_bytes) + what;
@@ -137,17 +142,24 @@ std::string required_text(const ReportOfDevice& device) {
   if (cause.evidence.complete_run_allocated_bytes) {
     return with_unit(device.required_bytes) + " of GPU memory (measured by a complete run)";
   }
+  if (device.required_bytes <= device.device.total_bytes) return {};  // a lower bound that says nothing
   const bool bytes_are_missing = cause.kind == CauseKind::capacity || cause.kind == CauseKind::workspace;
   return bytes_are_missing ? fmt::format("at least {} of GPU memory (predicted)", with_unit(device.required_bytes))
                            : "";
 }
 
-// A cache that is meant to grow is no leak.
+// A cache that is meant to grow is no leak. Where the reason is what the program holds, pieces are not what to look at.
 std::string why_text(const ReportOfDevice& device) {
   constexpr std::string_view kLeak = "leak: ";
   std::string why = cause_text(*device.cause);
   const bool is_cache = device.reason && device.reason->id == "key_value_cache";
   if (is_cache && why.starts_with(kLeak)) why.replace(0, kLeak.size(), "growth: ");
+  const bool is_in_pieces = device.cause->kind == CauseKind::fragmentation;
+  if (is_in_pieces && device.reason && device.reason->id != "fragmentation") {
+    const FailureFacts& facts = device.cause->evidence;
+    return fmt::format("nearly full: {} are free or cached, in pieces of at most {}",
+                       with_unit(facts.free_bytes + facts.cached_bytes), with_unit(facts.largest_free_block_bytes));
+  }
   return why;
 }
 

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/causes.h"
-#include "profiler/explain/growth.h"
+#include "profiler/explain/causes/causes.h"
+#include "profiler/explain/facts/growth.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/place_text.h"
 #include "profiler/report/printable.h"

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <string_view>
 
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/causes.h"
+#include "profiler/explain/causes/causes.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fixes.h"
-#include "profiler/explain/predict_fixes.h"
-#include "profiler/explain/reasons.h"
+#include "profiler/explain/fixes/fixes.h"
+#include "profiler/explain/fixes/predict_fixes.h"
+#include "profiler/explain/reason.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/cause_text.h"
 #include "profiler/report/limitations.h"
 #include "profiler/report/report.h"

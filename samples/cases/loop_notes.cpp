@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "samples/cases/bytes.h"

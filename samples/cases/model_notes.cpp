@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "profiler/explain/bytes_text.h"
-#include "profiler/explain/shape.h"
+#include "profiler/explain/words/bytes_text.h"
+#include "profiler/explain/words/shape.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "samples/cases/bytes.h"

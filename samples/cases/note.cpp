@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/table.h"
 #include "samples/cases/case_run.h"

@@ -1,7 +1,7 @@
 #include "cli/experiments/fix.h"
 #include "cli/reports/reports.h"
 #include "profiler/explain/findings.h"
-#include "profiler/explain/fixes.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/report/report.h"
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "profiler/explain/batch.h"
-#include "profiler/explain/common_referrers.h"
+#include "profiler/explain/facts/common_referrers.h"
 #include "profiler/fold_indices.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"

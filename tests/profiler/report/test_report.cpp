@@ -4,7 +4,7 @@
 #include <random>
 
 #include "profiler/explain/findings.h"
-#include "profiler/explain/shape.h"
+#include "profiler/explain/words/shape.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/gpu_report.h"
 #include "profiler/report/json.h"

@@ -2,7 +2,7 @@
 #include <random>
 #include <set>
 
-#include "profiler/explain/what_if.h"
+#include "profiler/explain/step/what_if.h"
 #include "profiler/replay/allocations/live_set.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
