@@ -36,14 +36,14 @@
 // Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
 // registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and
 // differs between machines. Operators without such a kernel are made of others, which are metered. Convolutions are metered as a whole:
-// cuDNN's parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
+// cuDNN's parts of them do not say what is transposed. Operators that make views are counted alone. Autocast calls the operator again with cast inputs: then the inner call is the one.
 // A call that goes to Python first, for a tensor subclass (DTensor) or a dispatch mode (selective checkpointing), is made of what Python
 // calls: of local shards, or of nothing where a result was kept. A collective is metered where ProcessGroupNCCL starts it (at::kParamCommsCallName), below the operators of c10d.
 
 namespace oomdiag {
 namespace {
 
-enum class CallKind : uint8_t { made_of_others, metered, does_nothing, collective, functional_collective };
+enum class CallKind : uint8_t { made_of_others, metered, makes_view, does_nothing, collective, functional_collective };
 
 /// What is known of a metered call between its begin and its end.
 struct MeteredCall {
@@ -54,6 +54,7 @@ struct MeteredCall {
 
 struct MeteredThread {
   MeteredCall open{};                              ///< the calls inside of it are not metered
+  const at::RecordFunction* view = nullptr;        ///< the call that makes a view: what it calls belongs to it
   const at::RecordFunction* functional = nullptr;  ///< the call of torch.distributed's functional collectives that runs
   uint64_t next_node = 0;                          ///< nodes of this thread below it have a module
   uint32_t module = 0;                             ///< that of the newest call
@@ -115,7 +116,8 @@ CallKind find_kind(const at::RecordFunction& call) {
   const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
   if (!op) return CallKind::made_of_others;
   const std::string_view text = call.name();
-  if (starts_no_kernel(text) || returns_view(op->schema())) return CallKind::does_nothing;
+  if (starts_no_kernel(text)) return CallKind::does_nothing;
+  if (returns_view(op->schema())) return CallKind::makes_view;
   if (text == "aten::convolution" || text == "aten::convolution_backward" || text == "aten::copy_")
     return CallKind::metered;
   if (calls_operators(text)) return CallKind::made_of_others;
@@ -303,27 +305,6 @@ std::string describe_begin(const at::RecordFunction& call, const ThreadState& st
   return text;
 }
 
-std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction& call) {
-  MeteredThread& thread = metered_thread();
-  if (thread.open.call != nullptr || !recording()) return nullptr;
-  const bool in_backward = torch::autograd::get_current_node() != nullptr;
-  if (!in_backward) claim_nodes_for_module(thread);
-  thread.module = thread_state().place.now().context.module;
-  const CallKind kind = kind_of_call(call);
-  if (kind == CallKind::functional_collective) thread.functional = &call;
-  if (kind == CallKind::collective) {
-    std::string text = describe_collective(call, thread_state(), thread.functional != nullptr);
-    if (!text.empty())
-      thread.open = {.call = &call, .has_gpu_input = has_gpu_tensor(call.inputs()[0]), .text = std::move(text)};
-    return nullptr;
-  }
-  if (kind != CallKind::metered || is_cast_first(call) || goes_to_python(call)) return nullptr;
-  thread.open = {.call = &call,
-                 .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
-                 .text = describe_begin(call, thread_state())};
-  return nullptr;
-}
-
 uint32_t steps_over() {
   const TraceHeader& header = session().writer().header();
   return header.step_count.load(std::memory_order_relaxed) * header.step_stride.load(std::memory_order_relaxed);
@@ -382,8 +363,34 @@ void count_call(std::string text) {
   }
 }
 
+std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction& call) {
+  MeteredThread& thread = metered_thread();
+  if (thread.open.call != nullptr || !recording()) return nullptr;
+  const bool in_backward = torch::autograd::get_current_node() != nullptr;
+  if (!in_backward) claim_nodes_for_module(thread);
+  thread.module = thread_state().place.now().context.module;
+  const CallKind kind = kind_of_call(call);
+  if (kind == CallKind::makes_view && thread.view == nullptr && std::ranges::any_of(call.inputs(), has_gpu_tensor)) {
+    thread.view = &call;
+    count_call(begin_line(thread_state(), kViews) + " >");
+  }
+  if (kind == CallKind::functional_collective) thread.functional = &call;
+  if (kind == CallKind::collective) {
+    std::string text = describe_collective(call, thread_state(), thread.functional != nullptr);
+    if (!text.empty())
+      thread.open = {.call = &call, .has_gpu_input = has_gpu_tensor(call.inputs()[0]), .text = std::move(text)};
+    return nullptr;
+  }
+  if (kind != CallKind::metered || is_cast_first(call) || goes_to_python(call)) return nullptr;
+  thread.open = {.call = &call,
+                 .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
+                 .text = describe_begin(call, thread_state())};
+  return nullptr;
+}
+
 void end_metered_call(const at::RecordFunction& call, at::ObserverContext*) {
   MeteredThread& thread = metered_thread();
+  if (thread.view == &call) thread.view = nullptr;
   if (in_forked_child() || !recording()) {
     thread.open = {};
     return;

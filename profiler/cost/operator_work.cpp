@@ -411,6 +411,7 @@ int64_t OperatorWork::flops() const {
 
 OperatorWork work_of(const MeteredOperator& metered) {
   OperatorWork work;
+  if (metered.name == kViews) return {.kind = WorkKind::other, .launches = 0, .is_metered = true};
   const std::optional<std::vector<MatrixProduct>> products = products_of(metered);
   work.is_metered = products.has_value();
   work.products = products.value_or(std::vector<MatrixProduct>{});

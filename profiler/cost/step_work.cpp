@@ -6,6 +6,7 @@
 #include "profiler/cost/metered_operator.h"
 #include "profiler/cost/operator_work.h"
 #include "profiler/cost/time_model.h"
+#include "profiler/meter_words.h"
 
 namespace oomdiag {
 namespace {
@@ -28,9 +29,10 @@ void add_work(WorkSum& sum, const OperatorWork& work, double host_ns, const std:
   sum.bound_ns[static_cast<size_t>(time->bound_by)] += ns;
 }
 
-/// What the host takes to submit it: a usual one where the device is not known.
-double submission_ns(std::string_view phase, const OperatorWork& work, const DeviceRates* rates) {
-  return host_ns(phase, work, rates != nullptr ? *rates : DeviceRates{});
+/// What the host takes to submit it in this phase: a usual one where the device is not known.
+double submission_ns(std::string_view phase, const MeteredOperator& metered, const OperatorWork& work,
+                     const DeviceRates* rates) {
+  return host_ns(metered.name == kViews ? kViews : phase, work, rates != nullptr ? *rates : DeviceRates{});
 }
 
 /// A collective runs on a stream of its own.
@@ -44,7 +46,7 @@ void add_work(StepWork& step, const MeteredOperator& metered, const Communicatio
     sum->link_bytes += static_cast<int64_t>(call.bytes_on_links() * count);
     (call.is_waited_for ? sum->waited_for_ns : sum->overlapped_ns) += time.value_or(0) * count;
     sum->overlapped += call.is_waited_for ? 0 : metered.count;
-    sum->host_ns += submission_ns(metered.phase, {}, rates) * count;
+    sum->host_ns += submission_ns(metered.phase, metered, {}, rates) * count;
   }
 }
 
@@ -58,11 +60,11 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   const bool is_beside = metered.on_own_stream && work.bus_bytes > 0;
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add_work(*sum, work, submission_ns(metered.phase, work, rates), time, metered.count, is_beside);
+    add_work(*sum, work, submission_ns(metered.phase, metered, work, rates), time, metered.count, is_beside);
   }
   if (metered.phase != "forward") return;
-  add_work(step.forward[metered.module], work, submission_ns("recomputation", work, rates), time, metered.count,
-           is_beside);
+  add_work(step.forward[metered.module], work, submission_ns("recomputation", metered, work, rates), time,
+           metered.count, is_beside);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.

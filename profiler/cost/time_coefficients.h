@@ -12,70 +12,70 @@ struct TimeCoefficients {
 
 /// By KernelFamily.
 inline constexpr TimeCoefficients kTimeCoefficients[] = {
-    {1.063, 0.777, 0.4000},    // matrix_product
-    {1.243, 1.287, 0.4000},    // hopper_product
-    {3.654, 1.200, 0.4000},    // hopper_even_product
-    {2.800, 3.455, 0.4000},    // hopper_odd_product
-    {1.334, 1.409, 0.4000},    // fp32_product
-    {1.010, 0.872, 0.5016},    // convolution
-    {1.262, 1.492, 0.4000},    // convolution_backward
-    {1.499, 2.114, 0.4129},    // hopper_tf32_convolution
-    {2.171, 4.165, 0.4000},    // hopper_tf32_convolution_backward
-    {1.967, 1.668, 0.4673},    // hopper_half_convolution
-    {1.549, 6.509, 0.4000},    // hopper_half_convolution_backward
-    {1.618, 1.269, 0.3932},    // hopper_tf32_pointwise
-    {2.609, 1.167, 0.4000},    // hopper_tf32_pointwise_backward
-    {2.285, 1.952, 0.3948},    // hopper_half_pointwise
-    {3.577, 1.911, 0.4000},    // hopper_half_pointwise_backward
-    {1.099, 1.290, 0.4189},    // grouped_convolution
-    {1.865, 1.320, 0.4000},    // grouped_convolution_backward
-    {2.773, 1.912, 0.4000},    // hopper_grouped_convolution
-    {5.464, 3.452, 0.4000},    // hopper_grouped_convolution_backward
-    {1.255, 0.921, 0.3327},    // depthwise_convolution
-    {1.317, 1.269, 0.4175},    // depthwise_convolution_backward
-    {1.464, 0.911, 0.4126},    // half_channels_last_depthwise
-    {6.468, 1.454, 0.6136},    // half_channels_last_depthwise_backward
-    {1.456, 1.357, 0.4868},    // fp32_channels_last_depthwise
-    {85.323, 1.448, 0.4807},   // fp32_channels_last_depthwise_backward
-    {1.596, 1.061, 1.0208},    // own_depthwise_convolution
-    {17.712, 3.192, 2.5658},   // own_depthwise_convolution_backward
-    {1.164, 0.914, 0.4000},    // attention
+    {1.062, 0.841, 0.4000},    // matrix_product
+    {1.242, 1.296, 0.4000},    // hopper_product
+    {3.647, 1.200, 0.4000},    // hopper_even_product
+    {2.738, 3.417, 0.4000},    // hopper_odd_product
+    {1.329, 1.453, 0.4000},    // fp32_product
+    {1.012, 0.897, 0.4950},    // convolution
+    {1.267, 1.614, 0.4000},    // convolution_backward
+    {1.641, 1.762, 0.3808},    // hopper_tf32_convolution
+    {2.327, 3.108, 0.4000},    // hopper_tf32_convolution_backward
+    {1.778, 1.685, 0.5221},    // hopper_half_convolution
+    {1.518, 6.550, 0.4000},    // hopper_half_convolution_backward
+    {1.638, 1.184, 0.3850},    // hopper_tf32_pointwise
+    {2.494, 0.967, 0.4000},    // hopper_tf32_pointwise_backward
+    {2.108, 2.390, 0.3952},    // hopper_half_pointwise
+    {3.369, 2.228, 0.4000},    // hopper_half_pointwise_backward
+    {1.107, 1.296, 0.4191},    // grouped_convolution
+    {1.858, 1.320, 0.4000},    // grouped_convolution_backward
+    {2.748, 1.863, 0.4000},    // hopper_grouped_convolution
+    {5.113, 3.180, 0.4000},    // hopper_grouped_convolution_backward
+    {1.262, 0.937, 0.3394},    // depthwise_convolution
+    {1.331, 1.329, 0.4300},    // depthwise_convolution_backward
+    {1.449, 0.901, 0.4053},    // half_channels_last_depthwise
+    {6.340, 1.455, 0.6162},    // half_channels_last_depthwise_backward
+    {1.474, 1.382, 0.4984},    // fp32_channels_last_depthwise
+    {87.116, 1.664, 0.5011},   // fp32_channels_last_depthwise_backward
+    {1.600, 1.052, 1.0169},    // own_depthwise_convolution
+    {20.195, 2.518, 2.4674},   // own_depthwise_convolution_backward
+    {1.177, 0.909, 0.4000},    // attention
     {1.300, 1.200, 0.4000},    // attention_backward
-    {2.028, 1.534, 0.4000},    // hopper_attention
-    {2.768, 3.236, 0.4000},    // hopper_attention_backward
-    {2.096, 1.200, 0.4000},    // fp32_attention
-    {2.093, 1.200, 0.4000},    // fp32_attention_backward
-    {2.817, 1.200, 0.4000},    // rnn
-    {4.116, 1.200, 0.4000},    // rnn_backward
-    {1.300, 1.074, 0.4000},    // elementwise
-    {1.300, 0.784, 0.4095},    // mixed_elementwise
-    {1.300, 0.792, 0.4020},    // strided_elementwise
-    {1.300, 1.561, 0.4000},    // copy
-    {1.300, 1.295, 0.3502},    // mixed_copy
-    {1.300, 1.264, 0.5698},    // strided_copy
-    {1.300, 1.198, 1.1035},    // batch_norm
-    {1.300, 1.193, 1.7942},    // batch_norm_backward
-    {1.300, 2.253, 0.5460},    // cudnn_batch_norm
-    {1.300, 2.484, 1.4248},    // cudnn_batch_norm_backward
-    {1.300, 1.547, 163.4259},  // layer_norm
-    {1.300, 1.882, 532.8283},  // layer_norm_backward
-    {1.300, 1.315, 118.9419},  // tall_layer_norm_backward
-    {1.300, 1.270, 0.4000},    // normalization
-    {1.300, 2.785, 0.4000},    // normalization_backward
-    {1.300, 2.153, 0.4000},    // softmax
-    {1.300, 1.914, 0.4000},    // softmax_backward
-    {1.300, 1.757, 130.8774},  // reduction
-    {1.300, 2.149, 0.4000},    // pooling
-    {1.300, 5.695, 0.4000},    // pooling_backward
-    {1.300, 1.211, 284.2324},  // interpolation
-    {1.300, 2.212, 0.4000},    // interpolation_backward
-    {1.300, 1.393, 0.4000},    // indexing
-    {1.300, 15.112, 0.4000},   // indexing_backward
-    {1.300, 1.379, 0.4419},    // embedding_gradient
-    {1.300, 1.073, 0.4268},    // label_loss
-    {1.300, 5.917, 0.4000},    // scattering
+    {2.629, 1.481, 0.4000},    // hopper_attention
+    {3.353, 3.252, 0.4000},    // hopper_attention_backward
+    {2.109, 1.200, 0.4000},    // fp32_attention
+    {2.076, 1.200, 0.4000},    // fp32_attention_backward
+    {2.806, 1.200, 0.4000},    // rnn
+    {4.105, 1.200, 0.4000},    // rnn_backward
+    {1.300, 1.071, 0.4000},    // elementwise
+    {1.300, 0.784, 0.3986},    // mixed_elementwise
+    {1.300, 0.807, 0.4131},    // strided_elementwise
+    {1.300, 1.547, 0.4000},    // copy
+    {1.300, 1.299, 0.3503},    // mixed_copy
+    {1.300, 1.234, 0.5975},    // strided_copy
+    {1.300, 1.199, 1.1260},    // batch_norm
+    {1.300, 1.194, 1.8009},    // batch_norm_backward
+    {1.300, 2.263, 0.5387},    // cudnn_batch_norm
+    {1.300, 2.371, 1.4102},    // cudnn_batch_norm_backward
+    {1.300, 1.563, 163.0667},  // layer_norm
+    {1.300, 1.874, 533.6658},  // layer_norm_backward
+    {1.300, 1.318, 119.1245},  // tall_layer_norm_backward
+    {1.300, 1.253, 0.4000},    // normalization
+    {1.300, 2.652, 0.4000},    // normalization_backward
+    {1.300, 1.982, 0.4000},    // softmax
+    {1.300, 2.100, 0.4000},    // softmax_backward
+    {1.300, 1.722, 132.6283},  // reduction
+    {1.300, 2.120, 0.4000},    // pooling
+    {1.300, 5.419, 0.4000},    // pooling_backward
+    {1.300, 1.209, 284.2678},  // interpolation
+    {1.300, 2.173, 0.4000},    // interpolation_backward
+    {1.300, 1.394, 0.4000},    // indexing
+    {1.300, 15.089, 0.4000},   // indexing_backward
+    {1.300, 1.368, 0.4399},    // embedding_gradient
+    {1.300, 1.066, 0.4258},    // label_loss
+    {1.300, 5.882, 0.4000},    // scattering
     {1.300, 1.200, 0.4000},    // factorization
-    {1.300, 1.251, 0.4000},    // optimizer
+    {1.300, 1.249, 0.4000},    // optimizer
     {1.300, 1.200, 0.4000},    // fused
     {1.300, 1.200, 0.4000},    // other
 };
@@ -86,15 +86,15 @@ struct HostCoefficient {
   double call_ns = 0;
 };
 inline constexpr HostCoefficient kHostCoefficients[] = {
-    {"forward", 14440},
-    {"recomputation", 40125},
-    {"backward", 9787},
-    {"optimizer", 4812},
+    {"forward", 12621},
+    {"recomputation", 51535},
+    {"backward", 10088},
+    {"optimizer", 5953},
 };
 
 inline constexpr double kLaunchNs = 4000;
 inline constexpr double kBusCoefficient = 1.26;
 /// Measured over modelled time of steps that were held out: a tenth lies below, a tenth above.
-inline constexpr double kErrorLow = 0.902, kErrorHigh = 1.173;
+inline constexpr double kErrorLow = 0.903, kErrorHigh = 1.151;
 
 }  // namespace oomdiag

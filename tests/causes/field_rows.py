@@ -309,7 +309,7 @@ def fields(Pattern):
             "huggingface/accelerate#1156", memory=500, held_back=True),
         row("libraries", "train_conv_translator", "larger_step", r"as large as|part|split",
             "OpenNMT/OpenNMT-py#1089", memory=600, held_back=True),
-        row("projects", "transfer_smpl_to_smplx", "reference_cycle", r"gc\.collect|None",
+        row("projects", "transfer_smpl_to_smplx", "create_graph", r"gc\.collect|None",
             "vchoutas/smplx#56", memory=1000, held_back=True),
         row("projects", "train_SVR_AtlasNet", "output_on_ctx", r"save_for_backward",
             "ThibaultGROUEIX/AtlasNet#12", memory=1000, held_back=True),

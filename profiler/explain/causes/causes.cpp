@@ -41,6 +41,7 @@ bool is_oversized(const FailureFacts& f) {
 // what is allocated is not what to fix first.
 bool is_leak(const FailureFacts& f) {
   const int64_t lacking = std::max(missing(f), over_limit(f));
+  if (f.other_pools_cached_bytes > f.grown_bytes) return false;  // what a graph's pool keeps is more
   if (lacking > 0) return f.grown_bytes >= lacking;
   return f.grown_bytes > 0 && f.grown_bytes >= f.segment_bytes &&
          f.grown_bytes >= (f.reserved_bytes - f.usable_cached_bytes) / 20;

@@ -38,7 +38,7 @@ constexpr FixRow kCures[] = {
      .lines = "optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # or foreach=False",
      .same_as = "fused_optimizer"},
     {.id = "retry_outside_except", .label = "try again outside of the except block", .group = "program"},
-    {.id = "gradients_to_none", .label = "no gradients in the evaluation", .group = "grad"},
+    {.id = "gradients_to_none", .label = "gradients set to None once they have served", .group = "grad"},
     {.id = "freeze_the_rest", .label = "no gradients for what is not trained", .group = "grad"},
     {.id = "autocast_here_too", .label = "autocast in the evaluation, too", .group = "autocast"},
     {.id = "one_graph_pool", .label = "one memory pool for all CUDA graphs", .group = "pools"},

@@ -180,10 +180,15 @@ std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
   return {};
 }
 
-/// LoRA: the model is frozen, so that only adapters have gradients and state. Where these are little it is no answer.
+/// LoRA: the model is frozen, so that only adapters have gradients and state. Where these are little it is no answer, nor where they are
+/// mostly of tables, which adapters of linear layers leave as they are.
 std::optional<ModifiedStep> train_adapters(const StepModel& model) {
   Allocations blocks = model.blocks;
-  if (sum_of(blocks, is_gradient) == 0) return {};
+  const int64_t gradients = sum_of(blocks, is_gradient);
+  const int64_t of_tables = sum_of(blocks, [](const StepAllocation& block) {
+    return is_gradient(block) && block.made.node.starts_with("Embedding");
+  });
+  if (gradients == 0 || 2 * of_tables > gradients) return {};
   if (!is_much(model, sum_once(blocks, is_gradient) + sum_once(blocks, is_state))) return {};
   for (StepAllocation& block : blocks) {
     if (is_gradient(block) || is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;

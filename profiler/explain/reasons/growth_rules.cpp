@@ -411,6 +411,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
 Found find_gradients_that_pile_up(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
+  if (growth->is_referred() || !growth->referrer.empty()) return {};  // a list of them, say
   const auto is_grown = [&](const LiveBlock& block) { return !block.pending_free && is_of_growth(*growth, block); };
   const Share all = sum_blocks(facts, is_grown);
   const Share gradients = sum_blocks(

@@ -252,6 +252,7 @@ Found find_private_pools(const ReasonFacts& facts) {
   return Reason{.text = fmt::format("{} private memory pools of CUDA graphs hold {}, each for itself", pools.size(),
                                     with_unit(bytes)),
                 .bytes = bytes,
+                .kept_by = "CUDA graphs: each keeps what its pool caches, too",
                 .fix = "one_graph_pool",
                 .how = {"pool = torch.cuda.graph_pool_handle()", "with torch.cuda.graph(graph, pool=pool):"}};
 }

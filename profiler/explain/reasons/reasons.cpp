@@ -29,6 +29,7 @@ struct ReasonRow {
   bool of_growth = false;  ///< holds for a run that fits so far, too
   bool of_size = false;    ///< only says that much is needed: no reason where there was enough
   bool of_steps = false;   ///< compares the step with those before it, and so can stand beside another one of size
+  bool at_last = false;    ///< is left to say where no other row holds
 };
 
 constexpr ReasonRow kReasons[] = {
@@ -58,7 +59,7 @@ std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason&
   // Beside steps that are compared, what the step itself needs so much for.
   const auto begin = found->of_steps ? found : std::begin(kReasons);
   for (const ReasonRow& row : std::ranges::subrange(begin, std::end(kReasons))) {
-    const bool counts = found->of_steps ? !row.of_steps && !row.of_size && !row.of_growth : row.of_steps;
+    const bool counts = found->of_steps ? !row.of_steps && !row.of_growth && !row.at_last : row.of_steps;
     if (Found reason = counts ? row.find(facts) : Found{}) {
       finish(row, facts, *reason);
       return reason;

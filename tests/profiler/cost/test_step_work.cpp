@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "profiler/cost/operator_work.h"
 #include "profiler/cost/step_work.h"
 #include "tests/catch.h"
@@ -233,7 +235,8 @@ TEST_CASE("a layer norm takes its rows in turn", "[cost]") {
 }
 
 TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {
-  const DeviceRates device = fast_device();
+  DeviceRates device = fast_device();
+  device.host_ns_per_operator = 50000;
   const auto step = work_of_last_step(parse_metered_run(kRun), &device, true);
   REQUIRE(step);
   const double forward_ns = host_ns("forward", work("relu", "Float:4:100 > Float:4:100"), device);
@@ -241,6 +244,20 @@ TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {
   CHECK(step->phases.at("forward").host_ns == 2 * forward_ns);
   CHECK(step->step_ns() == step->all.host_ns);
   CHECK(step->bound_by() == BoundBy::host);
+}
+
+TEST_CASE("views take the host's time, and none of the GPU's", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto plain = work_of_last_step(parse_metered_run(kRun), &device, true);
+  REQUIRE(plain);
+  const std::string views = std::to_string(plain->step) + "\tforward\t0\tviews\t6\t >\n";
+  const auto step = work_of_last_step(parse_metered_run(std::string(kRun) + views), &device, true);
+  REQUIRE(step);
+  CHECK(std::abs(step->all.host_ns - plain->all.host_ns - 6 * host_ns("views", {}, device)) < 1);
+  CHECK(host_ns("views", {}, device) > 0);
+  CHECK(step->all.time_ns == plain->all.time_ns);
+  CHECK(step->all.launches == plain->all.launches);
+  CHECK(step->not_metered == plain->not_metered);
 }
 
 TEST_CASE("the host's time in the optimizer is by tensors", "[cost]") {

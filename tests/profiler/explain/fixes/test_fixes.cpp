@@ -259,6 +259,21 @@ TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain
   CHECK(find(fixes, "set_to_none")->predicted_peak_bytes == 64_MiB);
 }
 
+TEST_CASE("adapters of linear layers are no fix where tables have most of the gradients", "[explain][fixes]") {
+  StepAllocation gradient{.bytes = 512_MiB,
+                          .born = 1,
+                          .category = Category::gradient,
+                          .phase = Phase::backward,
+                          .made = {.node = "EmbeddingBackward0", .op = "aten::embedding"}};
+  const auto has_adapters = [&] {
+    const StepModel model = model_of(step_of({parameter(512_MiB), gradient}));
+    return find_fix("lora")->predict(model).has_value();
+  };
+  CHECK_FALSE(has_adapters());
+  gradient.made = {.node = "AddmmBackward0", .op = "aten::linear"};
+  CHECK(has_adapters());
+}
+
 TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
   const StepAllocation state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
   const StepAllocation scratch{.bytes = 32_MiB,
