@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def known():
     """Ids of the table of fixes, by which the report predicts and Python modules apply them."""
-    return {id for file in (ROOT / "profiler/explain").glob("*.cpp") for table in re.findall(r"FixRow \w+\[\] = \{.*?^\};", file.read_text(), re.M | re.S)
+    return {id for file in (ROOT / "profiler/explain/fixes").glob("*.cpp") for table in re.findall(r"FixRow \w+\[\] = \{.*?^\};", file.read_text(), re.M | re.S)
             for id in re.findall(r'^    \{\.id = "(\w+)"', table, re.M)}
 
 
