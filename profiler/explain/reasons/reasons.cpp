@@ -1,7 +1,7 @@
 #include "profiler/explain/reasons/reasons.h"
 
 #include <algorithm>
-#include <ranges>
+#include <span>
 
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/facts/common_referrers.h"
@@ -57,8 +57,9 @@ std::optional<Reason> find_second_reason(const ReasonFacts& facts, const Reason&
   const auto found = std::ranges::find(kReasons, first.id, &ReasonRow::id);
   if (found == std::end(kReasons) || found->of_growth) return {};
   // Beside steps that are compared, what the step itself needs so much for.
-  const auto begin = found->of_steps ? found : std::begin(kReasons);
-  for (const ReasonRow& row : std::ranges::subrange(begin, std::end(kReasons))) {
+  const std::span<const ReasonRow> rows =
+      std::span(kReasons).subspan(found->of_steps ? static_cast<size_t>(found - std::begin(kReasons)) : 0);
+  for (const ReasonRow& row : rows) {
     const bool counts = found->of_steps ? !row.of_steps && !row.of_growth && !row.at_last : row.of_steps;
     if (Found reason = counts ? row.find(facts) : Found{}) {
       finish(row, facts, *reason);
