@@ -466,10 +466,10 @@ std::vector<int64_t> sizes_in(std::string_view text) {
   return parse_shape(begin == text.npos ? "" : text.substr(begin));
 }
 
-/// "rows × rows", of three equal sizes one more.
+/// "for each pair of rows", of three equal sizes one more.
 std::string times_of_rows(const std::vector<int64_t>& sizes) {
   const bool are_triples = sizes.size() == 3 && sizes[0] == sizes[1] && sizes[1] == sizes[2];
-  return are_triples ? "rows × rows × rows" : "rows × rows";
+  return are_triples ? "for each three rows" : "for each pair of rows";
 }
 
 /// How many rows at a time: a part is to be much smaller than the whole.
@@ -687,7 +687,7 @@ Found find_tensors_of_pairs(const ReasonFacts& facts) {
   if (is_square(parse_shape(largest->shape))) pairs = sum_alike(facts, largest->requested_bytes);
   if (pairs.count < 2 || !is_large(facts, pairs.bytes, 0.4)) return {};
   return Reason{
-      .text = fmt::format("all pairs at once{}: {} tensors as {}, rows × rows, {} in all", at(largest->made),
+      .text = fmt::format("all pairs at once{}: {} tensors as {}, for each pair of rows, {} in all", at(largest->made),
                           pairs.count, largest->shape, with_unit(pairs.bytes)),
       .bytes = pairs.bytes,
       .fix = "pairs_in_chunks",

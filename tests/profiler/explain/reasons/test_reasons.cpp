@@ -827,7 +827,7 @@ TEST_CASE("a request is explained by the op and by the rows of its inputs", "[ex
   device.failure->where = {.op = "aten::cdist", .source = "pairs.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
   REQUIRE(pairs);
-  CHECK(pairs->text == "all pairs at once at pairs.py:3: the result is [20000, 40000], rows × rows");
+  CHECK(pairs->text == "all pairs at once at pairs.py:3: the result is [20000, 40000], for each pair of rows");
   device.failure->where = {.op = "aten::linalg_svd", .source = "galore.py:18"};
   CHECK(reason_of(device) == "full_matrices");
   device.failure->where = {.node = "EmbeddingBackward0", .op = "aten::embedding"};
@@ -848,7 +848,8 @@ TEST_CASE("pairs are recognized by the sizes of what lives beside a large result
   device.failure->where = {.op = "aten::max", .source = "boxes.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
   REQUIRE(pairs);
-  CHECK(pairs->text == "all pairs at once at boxes.py:3: the result is as large as [120000, 700, 2], rows × rows");
+  CHECK(pairs->text ==
+        "all pairs at once at boxes.py:3: the result is as large as [120000, 700, 2], for each pair of rows");
   // An op of equal sizes has an operand as large as its result beside it, here one of a layer.
   LiveBlock operand = boxes;
   operand.bytes = operand.requested_bytes = device.failure->requested_bytes;
@@ -877,7 +878,7 @@ TEST_CASE("parts of pairs are much smaller than the whole, and run again in back
   device.failure->where = {.op = "aten::sub", .source = "loss.py:3"};
   const auto all = find_reason({.device = device, .growths = {}});
   REQUIRE(all);
-  CHECK(all->text == "all pairs at once at loss.py:3: the result is [1024, 1024, 1024], rows × rows × rows");
+  CHECK(all->text == "all pairs at once at loss.py:3: the result is [1024, 1024, 1024], for each three rows");
   CHECK(all->how.front() == "parts = [f(part, b) for part in a.split(128)]  # reduce each part before the next");
   device.step_allocations.blocks = {{.born = 1, .phase = Phase::forward, .in_graph = true}};
   const auto learned = find_reason({.device = device, .growths = {}});
@@ -2251,7 +2252,7 @@ TEST_CASE("the program's own product of rows and a table is all pairs of them", 
   device.failure->where = {.op = "aten::matmul", .source = "rank.py:5"};
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->text == "all pairs at once at rank.py:5: the result is [12000, 28000], rows × rows");
+  CHECK(reason->text == "all pairs at once at rank.py:5: the result is [12000, 28000], for each pair of rows");
 }
 
 TEST_CASE("graphs that a container collects keep what backward made to be differentiated, too", "[explain][reasons]") {
@@ -2625,8 +2626,9 @@ TEST_CASE("distances of all points of a batch are pairs, and no scores of attent
       {.bytes = kBytes, .requested_bytes = kBytes, .born = 1, .made = {.op = "aten::matmul"}}};
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->text ==
-        "all pairs at once at knn.py:5: 2 tensors as [2, 6000, 6000] float32, rows × rows, 549.32 MiB in all");
+  CHECK(
+      reason->text ==
+      "all pairs at once at knn.py:5: 2 tensors as [2, 6000, 6000] float32, for each pair of rows, 549.32 MiB in all");
   device.failure->where.op = "aten::softmax";
   CHECK(reason_of(device) == "attention_scores");
 }
@@ -2654,7 +2656,7 @@ TEST_CASE("tensors of each atom with each other one are all pairs, images and sc
     return at_oom({first, second});
   };
   CHECK(find_reason({.device = with("[648, 647, 32] float32"), .growths = {}})->text ==
-        "all pairs at once: 2 tensors as [648, 647, 32] float32, rows × rows, 90.00 MiB in all");
+        "all pairs at once: 2 tensors as [648, 647, 32] float32, for each pair of rows, 90.00 MiB in all");
   CHECK(reason_of(with("[2, 300, 300, 16] float32")) == "all_pairs");
   CHECK(reason_of(with("[8, 16, 300, 300] float32")) != "all_pairs");
   CHECK(reason_of(with("[100, 100, 500] float32")) != "all_pairs");
