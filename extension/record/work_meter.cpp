@@ -36,7 +36,8 @@
 // Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
 // registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and
 // differs between machines. Operators without such a kernel are made of others, which are metered. Convolutions are metered as a whole:
-// cuDNN's parts of them do not say what is transposed. Operators that make views are counted alone. Autocast calls the operator again with cast inputs: then the inner call is the one.
+// cuDNN's parts of them do not say what is transposed. Operators that make views are counted alone.
+// Autocast calls the operator again with cast inputs: then the inner call is the one.
 // A call that goes to Python first, for a tensor subclass (DTensor) or a dispatch mode (selective checkpointing), is made of what Python
 // calls: of local shards, or of nothing where a result was kept. A collective is metered where ProcessGroupNCCL starts it (at::kParamCommsCallName), below the operators of c10d.
 

@@ -245,7 +245,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     auto reason = find_reason(facts);
     const bool is_known = reason && reason == findings.reason;
     if (const auto second = is_known ? find_second_reason(facts, *reason) : std::nullopt) reason = second;
-    const bool gives_way = findings.reason && findings.reason->id == "fragmentation";
+    const bool gives_way = findings.reason && findings.reason->is_of_pieces();
     if (reason && gives_way && is_first(*reason, *findings.cause)) std::swap(*reason, *findings.reason);
     add_besides(reason, model, findings);
   } else if (findings.reason) {

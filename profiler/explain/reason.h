@@ -17,6 +17,9 @@ struct Reason {
   std::string fix{};
   std::vector<std::string> how{};
 
+  /// Memory is free, in pieces: nothing of what the program holds.
+  bool is_of_pieces() const { return id == "fragmentation"; }
+
   bool operator==(const Reason&) const = default;
 };
 

@@ -221,15 +221,18 @@ bool reports_growth(const ReportOfDevice& device) {
   return !device.growth.empty() && (!device.cause || device.cause->kind == CauseKind::leak);
 }
 
+/// Whether the reason says who keeps its memory, which may not be who keeps most.
+bool names_keeper(const ReportOfDevice& device) { return device.reason && !device.reason->kept_by.empty(); }
+
 }  // namespace
 
 std::string kept_by_label(const ReportOfDevice& device) {
-  if (device.reason && !device.reason->kept_by.empty()) return "kept by";
+  if (names_keeper(device)) return "kept by";
   return reports_growth(device) && device.growth.front().referrer.empty() ? "grows" : "kept by";
 }
 
 std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options) {
-  if (device.reason && !device.reason->kept_by.empty()) return printable(device.reason->kept_by, 160);
+  if (names_keeper(device)) return printable(device.reason->kept_by, 160);
   if (reports_growth(device)) {
     const ReportGrowth& growth = device.growth.front();
     const std::string place = joined_by_arrows(

@@ -155,7 +155,7 @@ std::string why_text(const ReportOfDevice& device) {
   const bool is_cache = device.reason && device.reason->id == "key_value_cache";
   if (is_cache && why.starts_with(kLeak)) why.replace(0, kLeak.size(), "growth: ");
   const bool is_in_pieces = device.cause->kind == CauseKind::fragmentation;
-  if (is_in_pieces && device.reason && device.reason->id != "fragmentation") {
+  if (is_in_pieces && device.reason && !device.reason->is_of_pieces()) {
     const FailureFacts& facts = device.cause->evidence;
     return fmt::format("nearly full: {} are free or cached, in pieces of at most {}",
                        with_unit(facts.free_bytes + facts.cached_bytes), with_unit(facts.largest_free_block_bytes));

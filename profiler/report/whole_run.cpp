@@ -97,7 +97,7 @@ void take_whole_run(Report& failed, const Report& whole) {
   const bool was_fragmented = cause.kind == CauseKind::fragmentation;
   decide_again(cause);
   const bool is_of_size =
-      device.besides && device.besides->reason.id == "fragmentation";  // what the program holds stands first
+      device.besides && device.besides->reason.is_of_pieces();  // what the program holds stands first
   if (was_fragmented && cause.kind != CauseKind::fragmentation && !is_of_size) {
     device.reason = device.besides ? std::optional(device.besides->reason) : std::nullopt;
     if (device.besides) device.fixes = device.besides->fixes;

@@ -137,8 +137,7 @@ struct Repeated {
 /// How the program or its model calls it; or empty.
 std::string name_of(const ReasonFacts& facts, const LiveBlock& block) {
   if (block.category == Category::buffer) return std::string(block.name);
-  const Referrer* const referrer = facts.referrers.find(block);
-  return referrer == nullptr ? std::string() : std::string(referrer->variable);
+  return variable_of(facts.referrers.find(block));
 }
 
 Repeated find_operands(const ReasonFacts& facts, const Where& where, int64_t bytes) {

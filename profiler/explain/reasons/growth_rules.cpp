@@ -421,8 +421,7 @@ Found find_gradients_that_pile_up(const ReasonFacts& facts) {
                                     gradients.count, with_unit(gradients.largest->bytes), at(growth->held),
                                     growing_text(*growth)),
                 .bytes = growth->grown_bytes,
-                .kept_by = fmt::format("parameters, as their .grad: {} gradients, {}", gradients.count,
-                                       with_unit(gradients.bytes)),
+                .kept_by = keeper_of_gradients(gradients),
                 .fix = "gradients_to_none",
                 .how = {"for p in layer.parameters(): p.grad = None  # as soon as this part is trained: no optimizer "
                         "has them any more",

@@ -79,7 +79,7 @@ Found find_cache_made_anew(const ReasonFacts& facts) {
                           "the new one so far",
                           failed->where.op, at(failed->where), with_unit(old.bytes), with_unit(fresh.bytes)),
       .bytes = old.bytes,
-      .kept_by = std::string(referrer == nullptr ? "" : referrer->variable),
+      .kept_by = variable_of(referrer),
       .fix = "cache_in_place"};
 }
 

@@ -84,7 +84,7 @@ Reason names_loaded(const ReasonFacts& facts, const Share& loaded, std::string_v
                                 loaded.largest->step, with_unit(loaded.bytes))
                   : fmt::format("torch.load put tensors of a file onto the GPU{}: {}", line, with_unit(loaded.bytes)),
       .bytes = loaded.bytes,
-      .kept_by = std::string(referrer == nullptr ? "" : referrer->variable),
+      .kept_by = variable_of(referrer),
       .fix = "load_to_host",
       .how = std::move(lines)};
 }
@@ -565,7 +565,7 @@ Found find_unused_weights(const ReasonFacts& facts) {
   return Reason{
       .text = fmt::format("weights that this step does not use are on the GPU: {}", name_share_of_model(unused)),
       .bytes = unused.bytes,
-      .kept_by = std::string(referrer == nullptr ? "" : referrer->variable),
+      .kept_by = variable_of(referrer),
       .fix = "drop_models",
       .how = {model.empty() ? std::string("model.cpu()  # or del model, once it has served")
                             : fmt::format("{0}.cpu()  # or del {0}, once it has served", model)}};
@@ -636,8 +636,7 @@ Found find_gradients_of_frozen(const ReasonFacts& facts) {
   return Reason{.text = fmt::format("parameters that no optimizer trains have gradients: {} for {} that are trained",
                                     with_unit(gradients.bytes), with_unit(trained.bytes)),
                 .bytes = needless,
-                .kept_by = fmt::format("parameters, as their .grad: {} gradients, {}", gradients.count,
-                                       with_unit(gradients.bytes)),
+                .kept_by = keeper_of_gradients(gradients),
                 .fix = "freeze_the_rest",
                 .how = {"for p in model.parameters(): p.requires_grad_(False)  # before those that are trained: "
                         "requires_grad_(True)"}};
@@ -689,7 +688,7 @@ Found find_earlier_optimizer(const ReasonFacts& facts) {
       .text = fmt::format("the state of an optimizer of before is still there beside that of a new one: {}",
                           with_unit(earlier.bytes)),
       .bytes = earlier.bytes,
-      .kept_by = std::string(referrer == nullptr ? "" : referrer->variable),
+      .kept_by = variable_of(referrer),
       .fix = "one_optimizer",
       .how = {fmt::format("{} = None  # before the next optimizer is made", name.empty() ? "optimizer" : name)}};
 }

@@ -147,6 +147,10 @@ std::string_view module_of(const Referrer* referrer) {
   return is_of_module && end != name.npos ? name.substr(0, end) : std::string_view();
 }
 
+std::string keeper_of_gradients(const Share& gradients) {
+  return fmt::format("parameters, as their .grad: {} gradients, {}", gradients.count, with_unit(gradients.bytes));
+}
+
 std::string_view outermost_module(std::string_view module) {
   const std::string_view first = module.substr(0, module.find('.'));
   return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;

@@ -142,6 +142,14 @@ std::string_view container_name(std::string_view variable);
 /// to, whether the module was ever called or not. Empty where the referrer is none of a module.
 std::string_view module_of(const Referrer* referrer);
 
+/// The variable that leads to a tensor; empty where none is known.
+inline std::string variable_of(const Referrer* referrer) {
+  return std::string(referrer == nullptr ? std::string_view() : referrer->variable);
+}
+
+/// Who keeps these: "parameters, as their .grad: 24 gradients, 1.50 GiB".
+std::string keeper_of_gradients(const Share& gradients);
+
 /// "backbone" of "backbone.layers.0.linear1"; empty of "0.conv": other models have modules with numbers, too.
 std::string_view outermost_module(std::string_view module);
 

@@ -466,12 +466,9 @@ Found find_replaced_variables(const ReasonFacts& facts) {
     return {};
   // A second tensor beside one of its size is more than what the turn before has left.
   const bool is_second = std::ranges::any_of(facts.device.state.blocks, [&](const LiveBlock& block) {
-    const Referrer* const referrer =
-        block.requested_bytes == failed->requested_bytes && block.made.source != failed->where.source
-            ? facts.referrers.find(block)
-            : nullptr;
-    return referrer != nullptr && function_of(referrer->variable) != function_of(place) &&
-           !is_container(referrer->variable);
+    const bool is_alike = block.requested_bytes == failed->requested_bytes && block.made.source != failed->where.source;
+    const Referrer* const referrer = is_alike ? facts.referrers.find(block) : nullptr;
+    return referrer != nullptr && !function_of(referrer->variable).empty() && !is_container(referrer->variable);
   });
   if (is_second && replaced.bytes < failed->requested_bytes) return {};
   const std::string all_names = fmt::format("{}", fmt::join(names, ", "));

@@ -248,15 +248,14 @@ Found find_kept_gradients(const ReasonFacts& facts) {
   const Share gradients = sum_category(facts, Category::gradient);
   const double part = is_between ? 0.15 : 0.2;
   if (!evaluates || !is_large(facts, gradients.bytes, part) || !lets_request_through(facts, gradients.bytes)) return {};
-  return Reason{
-      .text = fmt::format(
-          "gradients of the last training step are still there, {}, {} ({})", with_unit(gradients.bytes),
-          is_between ? "though no step is under way" : "in a part that builds no graph", short_place(failed->where)),
-      .bytes = gradients.bytes,
-      .kept_by =
-          fmt::format("parameters, as their .grad: {} gradients, {}", gradients.count, with_unit(gradients.bytes)),
-      .fix = "gradients_to_none",
-      .how = {"optimizer.zero_grad(set_to_none=True)  # right after optimizer.step(), before an evaluation"}};
+  return Reason{.text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
+                                    with_unit(gradients.bytes),
+                                    is_between ? "though no step is under way" : "in a part that builds no graph",
+                                    short_place(failed->where)),
+                .bytes = gradients.bytes,
+                .kept_by = keeper_of_gradients(gradients),
+                .fix = "gradients_to_none",
+                .how = {"optimizer.zero_grad(set_to_none=True)  # right after optimizer.step(), before an evaluation"}};
 }
 
 namespace {
@@ -408,7 +407,8 @@ Found find_growing_steps(const ReasonFacts& facts) {
     return end == facts.device.step_ends.end() ? int64_t{0} : end->allocated_bytes;
   };
   if ((left_after(last) - left_after(first)) * 2 > grown) return {};
-  const std::optional<DataOfSteps> data = compare_data(facts, 1.01);
+  constexpr double kAnyLarger = 1.01;  // times
+  const std::optional<DataOfSteps> data = compare_data(facts, kAnyLarger);
   return Reason{
       .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
                           "in step {}, {} in step {} ({})",

@@ -6,7 +6,7 @@ import torch.nn as nn
 
 
 class PINN(nn.Module):
-    def __init__(self, width=32, depth=3):
+    def __init__(self, width, depth):
         super().__init__()
         layers = [nn.Linear(2, width), nn.Tanh()]
         for _ in range(depth - 1):
@@ -60,12 +60,15 @@ def data_loss(model, sampler):
     return (model(x0) - u0).pow(2).mean(), (model(left) - model(right)).pow(2).mean()
 
 
-def train(model, sampler, iters, fixed):
+def train(model, sampler, iters, fixed, select=None):
+    """`select` gives further points for every second iteration."""
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
     sched = torch.optim.lr_scheduler.StepLR(opt, 50, gamma=0.5)
     history = {"pde": [], "ic": [], "bc": []}
-    for _ in range(iters):
+    for it in range(iters):
         pde = residual_loss(model, sampler.interior(), fixed)
+        if select and it % 2 == 1:
+            pde = pde + residual_loss(model, select(model, sampler, fixed), fixed)
         ic, bc = data_loss(model, sampler)
         loss = pde + 10 * ic + bc
         opt.zero_grad()
@@ -88,6 +91,6 @@ def error(model, device, n=200):
 def cycle_of_points(fixed=False, iters=120):
     torch.manual_seed(1)
     device = torch.device("cuda")
-    model = PINN().to(device)
+    model = PINN(width=32, depth=3).to(device)
     train(model, Sampler(200000, 500, 500, device), iters, fixed)
     return error(model, device)
