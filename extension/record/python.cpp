@@ -122,6 +122,17 @@ bool copies_deeply(Interpreter& known, const std::vector<Line>& calls) {
   return false;
 }
 
+/// Whether one of the user's functions that run has the word backward in it, as `loss.backward()` or `accelerator.backward(loss)`.
+bool names_backward(Interpreter& known, const std::vector<Line>& calls) {
+  const PythonReader reader(known.api);
+  return std::ranges::any_of(calls, [&](const Line& line) {
+    if (known.code.kind_of(line.code) != Code::user) return false;
+    const PythonRef names(known.api, known.api.attribute(line.code, "co_names"));
+    return std::ranges::any_of(reader.items(names.get()),
+                               [&](const PythonRef& name) { return reader.text(name.get()) == "backward"; });
+  });
+}
+
 // What a line's stack was when it was first reached, or with no line that of the OOM before.
 void write_stack(const std::string& text, uint32_t source, uint16_t flags) {
   if (text.empty()) return;
@@ -387,7 +398,8 @@ void locate_in_python(Context& context, const PythonCalls& then) noexcept {
 void write_python_stack() noexcept {
   with_python([](Interpreter& known) {
     const std::vector<Line> calls = running_calls(known.api);
-    const int flags = flags_of_running_modules(known) | (copies_deeply(known, calls) ? kCopiesDeeply : 0);
+    const int flags = flags_of_running_modules(known) | (copies_deeply(known, calls) ? kCopiesDeeply : 0) |
+                      (names_backward(known, calls) ? kNamesBackward : 0);
     write_stack(text_of(known, calls, true), 0, static_cast<uint16_t>(flags));
   });
 }

@@ -102,16 +102,34 @@ std::string TensorReferrers::program() const {
 
 // The interpreter keeps the traceback of the exception that ended the program.
 void TensorReferrers::add_traceback() {
+  std::vector<std::pair<PythonRef, std::string>> called;  // by a line of the user's: the first frame, and the line's file
+  std::string users_file;
   PythonRef traceback = reader_.find("sys", "last_traceback");
   while (traceback && traceback.get() != api_.none) {
     PythonRef frame = reader_.attribute(traceback.get(), "tb_frame");
-    if (frame && is_comprehension(frame.get())) {
+    traceback = reader_.attribute(traceback.get(), "tb_next");
+    if (!frame) continue;
+    const PythonRef code(api_, api_.frame_code(frame.get()));
+    if (code_.kind_of(code.get()) != Code::user) {
+      if (!users_file.empty()) called.emplace_back(std::move(frame), std::exchange(users_file, {}));
+      continue;
+    }
+    users_file = base_name(api_.text(code.get(), "co_filename"));
+    if (is_comprehension(frame.get())) {
       comprehensions_.push_back(std::move(frame));
-    } else if (frame) {
+    } else {
       add_frame(frame.get());
     }
-    traceback = reader_.attribute(traceback.get(), "tb_next");
   }
+  for (const auto& [frame, file] : called) add_called_module(frame.get(), file);
+}
+
+// As in Net().cuda(): no variable of the program leads to the model before the line is over.
+void TensorReferrers::add_called_module(PythonObject frame, const std::string& file) {
+  const PythonRef self(api_, api_.self_of(frame));
+  if (!self) return;
+  const PythonRef layers = reader_.entry(reader_.dict_of(self.get()).get(), "_modules");
+  if (reader_.is_a(layers.get(), api_.dict_type)) add_variable(reader_.type_name(self.get()), file, self.get());
 }
 
 // "<listcomp>", "<genexpr>" and the like: its variables are passing names of what the function around it has.

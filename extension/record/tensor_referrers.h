@@ -64,6 +64,7 @@ class TensorReferrers {
   void add_traceback();
   bool is_comprehension(PythonObject frame) const;
   void add_frame(PythonObject frame);
+  void add_called_module(PythonObject frame, const std::string& file);
   void add_variable(const std::string& name, const std::string& place, PythonObject value);
   void reach(PythonObject object, uint32_t parent, uint32_t root);
   void follow(uint32_t index);

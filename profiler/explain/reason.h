@@ -16,6 +16,7 @@ struct Reason {
   std::string kept_by{};  ///< who keeps it, where that is not who keeps most: "list 'fakes' in sample (gan.py:97)"
   std::string fix{};
   std::vector<std::string> how{};
+  bool piles_up = false;  ///< each further turn of a loop adds to it: less of each turn ends it later, and need not fit
 
   /// Memory is free, in pieces: nothing of what the program holds.
   bool is_of_pieces() const { return id == "fragmentation"; }

@@ -295,6 +295,7 @@ struct OutOfMemory {
   bool no_grad = false;                ///< its op, of no node, ran without gradients; false where that is not known
   bool modules_evaluate = false;       ///< modules ran, all of them in evaluation mode
   bool copies_deeply = false;          ///< copy.deepcopy() runs, called by the line of `stack`
+  bool names_backward = false;         ///< a function of the user's that ran has the word backward in it
   bool asks_for_checkpoints = false;   ///< an attribute of a module that ran says that activations are checkpointed
   std::string_view first_stack{};      ///< calls by which the line of `where` was first reached, or empty
   std::string_view native_stack{};     ///< C++ calls of the OOM, where they were asked for

@@ -43,6 +43,7 @@ void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& oo
     oom.modules_evaluate |= (event.flags & kModulesEvaluate) != 0;
     oom.asks_for_checkpoints |= (event.flags & kAsksForCheckpoints) != 0;
     oom.copies_deeply |= (event.flags & kCopiesDeeply) != 0;
+    oom.names_backward |= (event.flags & kNamesBackward) != 0;
   }
   if (oom.where.source.empty()) return;  // what has no line has calls of C++ at most
   if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.first_stack = found->second;

@@ -171,6 +171,15 @@ constexpr FixRow kCures[] = {
      .lines = "model = model.to(torch.bfloat16).cuda()  # first the type, then the device; from_pretrained(…, "
               "dtype=torch.bfloat16)",
      .changes_numerics = true},
+    {.id = "smaller_states",
+     .label = "weights and their state in half precision, or fewer that are trained",
+     .group = "autocast",
+     .lines = "model = model.to(torch.bfloat16)  # before the optimizer is made: parameters, gradients and state of half "
+              "the size\n"
+              "for p in model.parameters(): p.requires_grad_(False)  # and True for the last layers, or for adapters "
+              "(LoRA) alone\n"
+              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())  # a quarter of AdamW's state",
+     .changes_numerics = true},
     {.id = "detach_state", .label = "detach the recurrent state", .group = "growth"},
     {.id = "save_output", .label = "outputs by save_for_backward()", .group = "growth"},
     {.id = "segments_that_grow",
@@ -247,8 +256,8 @@ constexpr FixRow kCures[] = {
     {.id = "smaller_cache",
      .label = "a smaller key-value cache",
      .group = "growth",
-     .lines = "# fewer tokens or sequences at a time; transformers: generate(…, max_new_tokens=…, "
-              "cache_implementation=\"quantized\" or \"offloaded\")"},
+     .lines = "generate(…, cache_implementation=\"offloaded\")  # of transformers; else fewer sequences, or fewer tokens, "
+              "at a time"},
     {.id = "cache_in_place",
      .label = "one cache, written in place",
      .group = "growth",

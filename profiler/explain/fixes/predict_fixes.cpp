@@ -222,6 +222,11 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   const bool has_lines = model.blocks.empty() || is_shell || is_python(model.blocks);
   if (has_lines) fix.how = reason.how;
   replace_same(fix, fixes, model.leaks);
+  if (reason.piles_up) {
+    for (Fix& other : fixes) {
+      if (other.predicted_fits == true) other.predicted_fits.reset();
+    }
+  }
   if (has_lines) fix.how = lines_with(model, fix.id, fix.how.empty() ? split_lines(row->lines) : fix.how);
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);

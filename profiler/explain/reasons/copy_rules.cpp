@@ -232,6 +232,10 @@ Found find_large_cast(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !is_large(facts, failed->requested_bytes)) return {};
   const bool is_sum = adds_up(failed->where);
+  const bool is_from_host = std::ranges::any_of(facts.device.host_tensors, [&](const Referrer& one) {
+    return is_of_as_many(one.bytes, failed->requested_bytes);
+  });
+  if (is_from_host && failed->where.module.empty()) return {};
   if (!is_sum && (!is_copy(failed->where.op) || builds_graph(facts).value_or(false))) return {};
   const Share operand = sum_blocks(facts, [&](const LiveBlock& block) {
     if (is_sum && !block.shape.ends_with(" bool")) return false;

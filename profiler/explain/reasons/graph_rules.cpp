@@ -346,7 +346,7 @@ Found find_graph_without_use(const ReasonFacts& facts) {
 // Its steps are calls of the model: no backward has divided them.
 Found find_passes_without_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
-  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
+  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || expects_backward(facts)) return {};
   if (find_reference_cycle(facts)) return {};  // no variable keeps these graphs
   const std::string line = short_place(growth->held);
   return Reason{.text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
@@ -361,7 +361,7 @@ Found find_passes_without_backward(const ReasonFacts& facts) {
 
 Found find_passes_before_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
-  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || !trains(facts)) return {};
+  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || !expects_backward(facts)) return {};
   if (growth->is_collected()) return {};  // its list is to blame, whether a backward pass is to come or not
   return Reason{.text = fmt::format("{} forward passes before the first backward: their graphs hold {} ({})",
                                     growth->last_step, with_unit(growth->grown_bytes), short_place(growth->held)),

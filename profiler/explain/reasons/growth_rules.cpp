@@ -233,7 +233,7 @@ std::string find_graph_variable(const ReasonFacts& facts) {
 
 /// Many equal tensors of one line, made before any module was called, of which no variable is known.
 Found find_cycles_without_steps(const ReasonFacts& facts) {
-  constexpr int64_t kMany = 8;
+  constexpr int64_t kSeveral = 3;
   if (!facts.device.looked_for_referrers || facts.device.state.step > 0) return {};
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, std::vector<const LiveBlock*>> alike;
   for (const LiveBlock& block : facts.device.state.blocks) {
@@ -243,7 +243,7 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
   }
   const auto most = std::ranges::max_element(
       alike, {}, [](const auto& entry) { return std::ssize(entry.second) * std::get<int64_t>(entry.first); });
-  if (most == alike.end() || std::ssize(most->second) < kMany) return {};
+  if (most == alike.end() || std::ssize(most->second) < kSeveral) return {};
   const auto& [op, source, bytes] = most->first;
   const int64_t count = std::ssize(most->second);
   const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
@@ -275,7 +275,8 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
                                     at(earlier.made()), with_unit(earlier.bytes)),
                 .bytes = earlier.bytes,
                 .fix = "results_to_host",
-                .how = lines_for_graphs(facts, variable, {})};
+                .how = lines_for_graphs(facts, variable, {}),
+                .piles_up = true};
 }
 
 /// A .grad that AccumulateGrad copied, as create_graph=True makes it do: no line of the program stands behind it.
@@ -606,6 +607,12 @@ struct Collected {
   std::vector<std::string> beside{};  ///< names of others that the same loop fills, whose tensors are of `share`, too
 };
 
+/// Whether the line that failed is that which made it: a loop that fills a container runs out.
+bool is_being_filled(const ReasonFacts& facts, const LiveBlock& block) {
+  const OutOfMemory* const failed = failure_outside_of_layers(facts);
+  return failed != nullptr && failed->where.source == block.made.source && failed->where.op == block.made.op;
+}
+
 /// Tensors by the name of the container that keeps them; nothing where growth is known, which says more.
 std::map<std::string_view, Share> list_containers(const ReasonFacts& facts) {
   if (leading_growth(facts) != nullptr) return {};
@@ -618,7 +625,8 @@ std::map<std::string_view, Share> list_containers(const ReasonFacts& facts) {
       continue;
     const bool is_list = is_appended_to(referrer->variable);
     const bool may_be_data =
-        block.phase == Phase::setup || weights.contains(block.requested_bytes) || is_copy(block.made.op);
+        (block.phase == Phase::setup && !is_being_filled(facts, block)) || weights.contains(block.requested_bytes) ||
+        is_copy(block.made.op);
     if (!is_list && may_be_data) continue;
     held[container_name(referrer->variable)].add(block);
   }
@@ -700,7 +708,8 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const bool is_data = share.largest->category == Category::input && is_copy(share.made().op);
   if (is_data && share.largest->step == 0) return {};        // no results: batches that were moved before the loop
   const bool is_idle = builds_graph(facts).value_or(false);  // a training step fills no cache
-  if (makes_values(share.made()) && share.largest->step == 0 && !is_idle) return made_in_advance(*found);
+  const bool is_in_advance = makes_values(share.made()) && share.largest->step == 0 && !is_idle;
+  if (is_in_advance && !is_being_filled(facts, *share.largest)) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
   std::vector<std::string> how{line_for_collected(variable, name)};
   const bool is_of_graph = share.largest->category == Category::activation && trains_data_alone(facts);
@@ -740,7 +749,8 @@ Found name_collected(const ReasonFacts& facts, double part) {
                           at(share.made()), with_unit(share.bytes)),
       .bytes = share.bytes,
       .fix = "results_to_host",
-      .how = std::move(how)};
+      .how = std::move(how),
+      .piles_up = true};
 }
 
 /// Parts in a container, where no step ends between them.

@@ -89,7 +89,8 @@ Found find_graph_without_layers(const ReasonFacts& facts) {
   constexpr int64_t kFewestTurns = 16;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::backward || failed->no_grad) return {};
-  if (trains(facts) || facts.device.attribution.backward_bytes > 0 || wants_gradient_of_data(facts)) return {};
+  if (expects_backward(facts) || wants_gradient_of_data(facts)) return {};
+  if (facts.device.attribution.backward_bytes > 0) return {};
   int64_t bytes = 0;
   std::map<std::string_view, int64_t> turns;  // by line
   for (const StepAllocation& block : facts.device.step_allocations.blocks) {

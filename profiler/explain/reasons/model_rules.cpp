@@ -12,6 +12,7 @@
 #include "profiler/explain/reasons/reason_evidence.h"
 #include "profiler/explain/reasons/reason_rules.h"
 #include "profiler/explain/reasons/reasons.h"
+#include "profiler/explain/step/known_rest.h"
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/explain/words/shape.h"
 #include "profiler/one_of.h"
@@ -458,7 +459,9 @@ Found find_weights_being_made(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure_outside_of_layers(facts);
   if (failed == nullptr || !makes_weight(failed->where)) return {};
   const std::vector<StackCall> calls = parse_stack(failed->stack);
-  if (calls.empty() || calls.front().function != "__init__") return {};
+  const auto is_function = [](const StackCall& call) { return !call.function.starts_with('<'); };  // a <listcomp> is none
+  const auto maker = std::ranges::find_if(calls, is_function);
+  if (maker == calls.end() || maker->function != "__init__") return {};
   std::set<int64_t> sizes;
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
     const Referrer* const referrer = facts.referrers.find(block);
@@ -755,6 +758,29 @@ Found find_whole_step(const ReasonFacts& facts) {
     reason.how = {kGradientsOfParts};
   }
   return reason;
+}
+
+// Of a step that was never whole; later it is known what it takes.
+Found find_states_that_do_not_fit(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  const MemoryState& state = facts.device.state;
+  const bool is_first = failed != nullptr && failed->phase != Phase::setup && facts.device.complete.blocks.empty();
+  if (!is_first || facts.device.sharded) return {};
+  const auto trained = std::ranges::find(state.blocks, true, &LiveBlock::trained);
+  if (trained == state.blocks.end() || least_state(trained->group) == 0) return {};
+  const KnownRest rest = add_known_rest(facts.device.step_allocations, state);
+  const int64_t parameters = sum_category(facts, Category::parameter).bytes,
+                gradients = sum_category(facts, Category::gradient).bytes + rest.gradient_bytes,
+                states = sum_category(facts, Category::optimizer_state).bytes + rest.state_bytes;
+  const int64_t bytes = parameters + gradients + states;
+  if (bytes <= state.free_bytes + state.reserved_bytes) return {};
+  return Reason{.text = fmt::format("whatever the batch, the model itself takes {} in its first step: {} of parameters, "
+                                    "{} of gradients and {} of {}'s state",
+                                    with_unit(bytes), with_unit(parameters), with_unit(gradients), with_unit(states),
+                                    optimizer_of(*trained)),
+                .bytes = bytes / 2,
+                .kept_by = "parameters, their .grad, and the optimizer",
+                .fix = "smaller_states"};
 }
 
 Found find_model_states(const ReasonFacts& facts) {

@@ -507,6 +507,9 @@ std::vector<std::string> lines_for_enlarged(const Where& maker) {
   if (maker.op.find("grid_sampler") != maker.op.npos)
     return {
         "y = F.grid_sample(x, part)  # for part of the grid after part; or a smaller window, or a lower resolution"};
+  if (is_one_of(maker.op, {"aten::im2col", "aten::unfold"}))
+    return {"for part in x.split(1): F.unfold(part, size)  # and reduce it, before the next; or conv2d(), which makes "
+            "no copy of each window"};
   return {};  // those of the fix
 }
 
@@ -737,7 +740,7 @@ Found find_enlarged(const ReasonFacts& facts) {
   const bool may_be_batch = builds_graph(facts).value_or(false) && found && found->first.module.empty();
   if (maker == nullptr && found && gathers(found->first) && !may_be_batch) maker = &found->first;
   if (maker == nullptr) return {};
-  return Reason{.text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
+  return Reason{.text = fmt::format("{}{} makes {} at once, of tensors of at most {}", maker->op, at(*maker),
                                     with_unit(found->bytes), with_unit(found->largest_other_bytes)),
                 .bytes = found->bytes,
                 .fix = "enlarge_in_parts",

@@ -301,7 +301,7 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   const bool as_before = before >= kUsualPasses || before >= kept.count;
   const bool has_trained =
       f.device.attribution.backward_bytes > 0 && (!as_before || turns_more || other != calls.end());
-  const bool are_several = kept.count >= kFewestPasses && (!trains(f) || has_trained);
+  const bool are_several = kept.count >= kFewestPasses && (!expects_backward(f) || has_trained);
   const bool wants_gradient = wants_gradient_of_data(f);
   const std::string holder = find_holder_of_graphs(f);
   if (trains(f) && is_sum_of_losses(f, calls, holder)) return {};
@@ -341,7 +341,8 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
       .bytes = kept.bytes,
       .kept_by = holder,
       .fix = "no_grad_in_evaluation",
-      .how = how};
+      .how = how,
+      .piles_up = !one};
 }
 
 // A model in evaluation mode of a program that has trained: what its layers make is kept for nothing, however large each of it is.
@@ -356,7 +357,8 @@ Found find_graphs_without_backward(const ReasonFacts& f) {
   constexpr double kMostOfAll = 0.4;
   const OutOfMemory& failure = *f.device.failure;
   const bool is_pass = failure.phase == Phase::forward || failure.phase == Phase::other;
-  if (!is_pass || trains(f) || f.device.attribution.backward_bytes > 0 || failure.step <= kFewestPasses) return {};
+  if (!is_pass || expects_backward(f) || f.device.attribution.backward_bytes > 0) return {};
+  if (failure.step <= kFewestPasses) return {};
   if (wants_gradient_of_data(f) || !std::ranges::any_of(f.device.complete.blocks, &StepAllocation::in_graph)) return {};
   const KeptPasses kept = count_passes(f);
   if (!kept.has_layers() || !is_large(f, kept.bytes, kMostOfAll)) return {};
@@ -388,7 +390,7 @@ Found find_several_passes(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
   const bool learns_data = wants_gradient_of_data(f);
-  if (failure.phase != Phase::forward || (!trains(f) && !learns_data) || kept.count < kFewestPasses ||
+  if (failure.phase != Phase::forward || (!expects_backward(f) && !learns_data) || kept.count < kFewestPasses ||
       !is_large(f, kept.bytes, kWorthNaming))
     return {};
   const std::string holder = find_holder_of_graphs(f);
@@ -433,10 +435,23 @@ Found find_unrolled_sequence(const ReasonFacts& f) {
                 .how = std::move(how)};
 }
 
-// The same outside of modules: parts of a loss, of each of which a list keeps the graph.
+namespace {
+
+/// A scalar in whose graph each of so many turns has nodes, "loss" of `loss = loss + f(x)`; or empty.
+std::string_view find_sum_of_turns(const ReasonFacts& f, int64_t turns) {
+  constexpr int64_t kNodesOfTurn = 2;
+  const auto sum = std::ranges::find_if(f.device.referrers, [&](const Referrer& one) {
+    return one.is_scalar() && one.nodes >= kNodesOfTurn * turns && !is_container(fold_subscripts(one.variable));
+  });
+  return sum == f.device.referrers.end() ? std::string_view() : variable_name(sum->variable);
+}
+
+}  // namespace
+
+// The same outside of modules: parts of a loss, of each of which a list or a sum keeps the graph.
 Found find_graphs_of_loop(const ReasonFacts& f) {
   constexpr int64_t kFewestTurns = 4;
-  constexpr size_t kFewestOps = 3;
+  constexpr size_t kFewestOps = 3, kFewestOpsOfSum = 2;
   if (f.device.failure->phase == Phase::optimizer || !learns(f)) return {};
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, Share> equal;
   for (const LiveBlock& block : f.device.state.blocks) {
@@ -452,17 +467,21 @@ Found find_graphs_of_loop(const ReasonFacts& f) {
   std::map<int64_t, Results> by_turns;
   for (const auto& [key, share] : equal) {
     if (share.count < kFewestTurns) continue;
-    Results& results = by_turns[share.count];
-    results.bytes += share.bytes;
-    ++results.ops;
-    if (results.largest == nullptr || share.largest->bytes > results.largest->bytes) results.largest = share.largest;
+    for (const int64_t turns : {share.count, share.count + 1}) {  // the last turn has not made all of its own
+      Results& results = by_turns[turns];
+      results.bytes += share.bytes;
+      ++results.ops;
+      if (results.largest == nullptr || share.largest->bytes > results.largest->bytes) results.largest = share.largest;
+    }
   }
   const auto most = std::ranges::max_element(by_turns, {}, [](const auto& entry) { return entry.second.bytes; });
   if (most == by_turns.end()) return {};
   const auto& [turns, kept] = *most;
-  if (kept.ops < kFewestOps || !is_large(f, kept.bytes)) return {};
-  return Reason{.text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({})",
-                                    turns, with_unit(kept.bytes), short_place(kept.largest->made)),
+  const std::string_view sum = find_sum_of_turns(f, turns);
+  if (kept.ops < (sum.empty() ? kFewestOps : kFewestOpsOfSum) || !is_large(f, kept.bytes)) return {};
+  return Reason{.text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({}){}",
+                                    turns, with_unit(kept.bytes), short_place(kept.largest->made),
+                                    sum.empty() ? "" : fmt::format("; '{}' adds up what they make", sum)),
                 .bytes = kept.bytes,
                 .fix = "backward_of_each_pass"};
 }

@@ -76,6 +76,11 @@ bool has_other_caller(const OutOfMemory& failed) {
   return now != nullptr && then != nullptr && now->place != then->place;
 }
 
+bool expects_backward(const ReasonFacts& facts) {
+  const OutOfMemory* const failed = failure(facts);
+  return trains(facts) || (failed != nullptr && failed->names_backward && !failed->modules_evaluate);
+}
+
 bool learns(const ReasonFacts& facts) {
   const auto& step = facts.device.step_allocations.blocks;
   return trains(facts) || facts.device.attribution.backward_bytes > 0 ||

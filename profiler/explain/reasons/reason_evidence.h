@@ -76,6 +76,10 @@ std::string find_caller_of_model(const std::vector<StackCall>& calls, const Wher
 /// Whether another line of the program calls the model than the one by which the failing line was first reached: training, mostly.
 bool has_other_caller(const OutOfMemory& failed);
 
+/// Whether a backward pass is to come: an optimizer has parameters, or a function that led to the failure has the word backward in it; not
+/// of a pass in evaluation mode, which may stand in the same function as the training.
+bool expects_backward(const ReasonFacts& facts);
+
 /// Whether the program trains, has run backward, or builds a graph.
 bool learns(const ReasonFacts& facts);
 

@@ -305,7 +305,7 @@ Found find_logits(const ReasonFacts& facts) {
     return !is_of_model && vocabularies.is_logits(block);
   };
   const Share logits = sum_blocks(facts, are_logits);
-  const bool never_ran_backward = facts.device.attribution.backward_bytes == 0 && !trains(facts);
+  const bool never_ran_backward = facts.device.attribution.backward_bytes == 0 && !expects_backward(facts);
   // Many passes, each of which keeps its logits: their graphs are the reason.
   if (never_ran_backward && logits.count >= kManyPasses && builds_graph(facts).value_or(false)) return {};
   const OutOfMemory* failed = failure(facts);

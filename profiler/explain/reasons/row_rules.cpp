@@ -146,6 +146,24 @@ Found find_large_result(const ReasonFacts& facts) {
                 .how = lines_for_large_result(where)};
 }
 
+// In a comprehension, say: no variable leads to its list before it is whole.
+Found find_tensors_of_loop(const ReasonFacts& facts) {
+  constexpr int64_t kFewest = 3;
+  const OutOfMemory* failed = failure_outside_of_layers(facts);
+  if (failed == nullptr || failed->where.source.empty()) return {};
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return is_data(block) && block.made.op == failed->where.op && block.made.source == failed->where.source &&
+           block.requested_bytes == failed->requested_bytes;
+  });
+  if (made.count < kFewest || !is_large(facts, made.bytes, 0.5)) return {};
+  return Reason{.text = fmt::format("{}{} runs again and again, and all that it makes stays: {} tensors of {} so far",
+                                    failed->where.op, at(failed->where), made.count, with_unit(made.largest->bytes)),
+                .bytes = made.bytes,
+                .fix = "results_to_host",
+                .how = {"results.append(x.cpu())  # or of each only what is used, as a mean; or fewer of them"},
+                .piles_up = true};
+}
+
 // A tensor of the program's own for each pixel of each image, say: all that is as large in all dimensions but the last.
 Found find_equal_rows(const ReasonFacts& facts) {
   constexpr int64_t kSeveral = 3, kManyRows = 10'000;
@@ -245,8 +263,11 @@ std::optional<SquareMatrices> find_squares(const ReasonFacts& facts) {
 
 // Matrices that are full of zeros or of one value for each pair: an adjacency, a Laplacian, a mask, a kernel.
 Found find_square_matrices(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 8;  // of one line: a loop, whatever it makes
   const std::optional<SquareMatrices> found = find_squares(facts);
   if (!found || is_of_attention(failed_in(facts))) return {};
+  const Where& made = found->largest->made;
+  if (found->count >= kMany && made.op == failed_in(facts).op && made.source == failed_in(facts).source) return {};
   const Referrer* const referrer = facts.referrers.find(*found->largest);
   return Reason{.text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", found->count, found->rows,
                                     at(failed_in(facts)), with_unit(found->bytes),

@@ -224,7 +224,7 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
       "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
   if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
   if (fails)
-    lines.emplace_back("# if it is no data: fewer or smaller dimensions, as only a matrix's diagonal; or .half()");
+    lines.emplace_back("x = x.float()  # on the host first, if it is float64, as of NumPy; or .half()");
   const int64_t times = fails ? compare_with_copies_before(facts) : 0;
   if (times >= kFarLarger)
     lines.insert(lines.begin(),
@@ -703,13 +703,13 @@ Found find_many_rows(const ReasonFacts& facts) {
   if (rows < kManyRows) return {};
   const int64_t paired = count_paired(sizes);
   // So far: it may run backward without one.
-  const bool has_optimizer = trains(facts) || wants_gradient_of_data(facts);
+  const bool has_backward = expects_backward(facts) || wants_gradient_of_data(facts);
   std::vector<std::string> how;
   if (paired > 0)
     how = {"near = torch.cdist(pos, pos) < cutoff  # pairs within a cutoff alone, as a list of indices",
            "# or the pairs of some rows after the other"};
-  if (!has_optimizer) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
-  const bool of_data_alone = has_optimizer && !trains(facts);
+  if (!has_backward) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
+  const bool of_data_alone = has_backward && !expects_backward(facts);
   if (of_data_alone) how.emplace_back(kGradientsOfParts);
   return Reason{.text = fmt::format(
                     "one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
@@ -718,9 +718,9 @@ Found find_many_rows(const ReasonFacts& facts) {
                     paired > 0 ? fmt::format(", all pairs of {},", paired) : "", work.made().module,
                     comma_shape(*work.largest), with_unit(saved.bytes),
                     runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows),
-                    has_optimizer ? "" : "; no optimizer is there, and without backward, torch.no_grad() keeps none"),
-                .bytes = saved.bytes / (has_optimizer ? 2 : 1),
-                .fix = !has_optimizer                                          ? "no_grad_in_evaluation"
+                    has_backward ? "" : "; no optimizer is there, and without backward, torch.no_grad() keeps none"),
+                .bytes = saved.bytes / (has_backward ? 2 : 1),
+                .fix = !has_backward                                          ? "no_grad_in_evaluation"
                        : of_data_alone                                         ? "split_batch"
                        : (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows"
                                                                                : "",

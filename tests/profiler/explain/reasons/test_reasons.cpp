@@ -1236,6 +1236,7 @@ TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]
   gradient.category = Category::gradient;
   DeviceHistory device = at_oom({weight, gradient});
   device.failure->phase = Phase::optimizer;
+  device.state.free_bytes = 2_GiB;  // of which something else has most
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
   CHECK(reason->id == "model_states");
@@ -1244,6 +1245,89 @@ TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]
   CHECK(find_reason({.device = device, .growths = {}, .cause = CauseKind::fraction_cap})->id == "fraction_cap");
   device.state.blocks.front().shape = "[64, 614400] float32";
   CHECK(reason_of(device) == "large_layer");
+}
+
+TEST_CASE("weights, gradients and state that cannot fit together are the reason, whatever the batch", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.bytes = 100_MiB;
+  weight.group = "AdamW, group 1";
+  DeviceHistory device = at_oom({weight, kept_activation(250_MiB, 1)});
+  device.failure->step = 1;
+  device.state.free_bytes = 399_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "model_states");
+  CHECK(reason->text ==
+        "whatever the batch, the model itself takes 400.00 MiB in its first step: 100.00 MiB of parameters, 100.00 MiB "
+        "of gradients and 200.00 MiB of AdamW's state");
+  device.state.free_bytes = 400_MiB;
+  CHECK(reason_of(device) != "model_states");
+}
+
+TEST_CASE("a first pass of a function that runs backward later is no evaluation", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(4, kept_activation(100_MiB, 5));
+  for (LiveBlock& block : blocks) block.shape = "[1024, 64] float32";
+  DeviceHistory device = at_oom(blocks);
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.failure->names_backward = true;
+  CHECK(reason_of(device) == "several_forward_passes");
+  device.failure->modules_evaluate = true;
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+  device.state.blocks = {kept_activation(400_MiB, 5)};
+  device.state.blocks.front().shape = "[1024, 64] float32";
+  CHECK(find_many_rows({.device = device, .growths = {}}).has_value() == false);  // its ops made nothing in this step
+}
+
+TEST_CASE("a loop that is still filling a list or a dict is what runs out of memory", "[explain][reasons]") {
+  const LiveBlock made{.bytes = 64_MiB,
+                       .requested_bytes = 64_MiB,
+                       .category = Category::unknown,
+                       .phase = Phase::setup,
+                       .made = {.op = "aten::zeros", .source = "fill.py:5"},
+                       .shape = "[4096, 4096] float32"};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, made));
+  device.failure->phase = Phase::setup;
+  device.failure->step = 0;
+  device.failure->where = {.op = "aten::zeros", .source = "fill.py:5"};
+  device.attribution.backward_bytes = 0;
+  const auto of_loop = find_reason({.device = device, .growths = {}});  // of a comprehension: no variable leads to its list yet
+  REQUIRE(of_loop);
+  CHECK(of_loop->id == "kept_tensors");
+  CHECK(of_loop->text ==
+        "aten::zeros at fill.py:5 runs again and again, and all that it makes stays: 9 tensors of 64.00 MiB so far");
+  CHECK(of_loop->piles_up);
+  device.referrers.assign(9, {.variable = "dict 'cache' in fill.py", .made = made.made, .storage_bytes = 64_MiB});
+  const auto of_dict = find_reason({.device = device, .growths = {}});
+  REQUIRE(of_dict);
+  CHECK(of_dict->text.starts_with("dict 'cache' in fill.py keeps 9 results at fill.py:5"));
+  device.failure->where.source = "fill.py:9";
+  for (Referrer& one : device.referrers) one.variable = "list 'cache' in fill.py";
+  const auto in_advance = find_reason({.device = device, .growths = {}});
+  REQUIRE(in_advance);
+  CHECK(in_advance->text.find("made in advance") != std::string::npos);
+}
+
+TEST_CASE("a sum of losses keeps the graphs of all turns of its loop", "[explain][reasons]") {
+  const auto made = [](std::string_view op, std::string_view source) {
+    return LiveBlock{.bytes = 64_MiB,
+                     .requested_bytes = 64_MiB,
+                     .category = Category::input,
+                     .phase = Phase::forward,
+                     .step = 5,
+                     .made = {.op = op, .source = source}};
+  };
+  std::vector<LiveBlock> blocks(6, made("aten::matmul", "sum.py:6"));
+  blocks.resize(13, made("aten::randn", "sum.py:5"));  // one turn more has begun
+  DeviceHistory device = at_oom(blocks);
+  device.attribution.backward_bytes = 1;
+  CHECK_FALSE(find_graphs_of_loop({.device = device, .growths = {}}));
+  device.referrers = {{.variable = "variable 'loss' in sum.py", .nodes = 24, .bytes = 4, .storage_bytes = 4}};
+  const auto reason = find_graphs_of_loop({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "7 turns of a loop keep their graphs until one backward for all of them: 832.00 MiB (sum.py:6); 'loss' adds up "
+        "what they make");
 }
 
 TEST_CASE("a cell that runs for each position is a sequence that is too long", "[explain][reasons]") {
