@@ -220,12 +220,12 @@ void TensorReferrers::write_tensor(uint32_t index) {
   ++written_;
 }
 
-// A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes. A large one may be what is copied to the
-// GPU as memory runs out.
+// A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes; so does one of no elements. A large one may
+// be what is copied to the GPU as memory runs out.
 void TensorReferrers::write_host_tensor(const c10::TensorImpl& tensor, uint32_t index) {
   constexpr int64_t kLarge = int64_t{1} << 24;
   const torch::autograd::Node* const root = grad_fn_of(tensor);
-  if (!tensor.is_cpu()) return;
+  if (!tensor.is_cpu() && root == nullptr) return;
   const bool has_own_sizes = !tensor.is_python_dispatch();
   const auto bytes = has_own_sizes ? static_cast<int64_t>(tensor.numel() * tensor.itemsize()) : 0;
   if (root == nullptr && bytes < kLarge) return;
@@ -294,7 +294,8 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   const std::string kind = !is_tensor                      ? reader_.type_name(reached_[holder].object)
                            : named.find('.') != named.npos ? "attribute"
                                                            : "variable";
-  if (named.size() > kMaxNameLength) named = "…" + named.substr(named.size() - kMaxNameLength);
+  if (named.size() > kMaxNameLength)  // the beginning is the program's own name for it
+    named = named.substr(0, kMaxNameLength / 2) + "…" + named.substr(named.size() - kMaxNameLength / 2);
   return kind + " '" + named + "' in " + place;
 }
 

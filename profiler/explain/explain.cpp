@@ -138,6 +138,13 @@ bool is_first(const Reason& reason, const Cause& cause) {
   return is_large_request || facts.left_if_packed_bytes() * kSmallPart < facts.total_bytes;
 }
 
+/// Whether the pass that failed is no part of training, whatever the program has trained before.
+bool fails_in_inference(const DeviceHistory& device) {
+  const auto is_in_graph = [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; };
+  return device.failure && device.failure->no_grad && device.failure->phase == Phase::forward &&
+         std::ranges::none_of(device.step_allocations.blocks, is_in_graph);
+}
+
 /// What fixes are predicted from.
 StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inputs, const Findings& findings,
                           int64_t private_pools, Described step) {
@@ -161,7 +168,8 @@ StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inpu
       .growing_place = growing_place(findings.growths),
       .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
       .has_backward = device.attribution.backward_bytes > 0,
-      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1),
+      .only_infers = fails_in_inference(device) ||
+                     (device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1)),
       .settings = inputs.settings,
       .compute_major = inputs.device.compute_major,
       .optimizer = find_optimizer(state),

@@ -238,7 +238,7 @@ std::vector<std::string> how_of(const Allocations& blocks, const Segments& segme
 /// Tries the modules at each depth of the tree, all that save something for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
-  constexpr size_t kDeepest = 5;
+  constexpr size_t kDeepest = 8;  // "model.0.auto_model.encoder.layer.3" has six
   if (!may_train(model)) return {};
   std::optional<ModifiedStep> best;
   int64_t best_peak = 0;

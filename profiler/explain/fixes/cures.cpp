@@ -248,6 +248,7 @@ constexpr FixRow kCures[] = {
      .label = "keep copies of weights on the host",
      .group = "program",
      .lines = "average = copy.deepcopy(model).cpu()  # of a state dict: {name: w.cpu() for name, w in state.items()}"},
+    {.id = "model_on_host", .label = "the other model before training, or on the host", .group = "program"},
     {.id = "smaller_layer",
      .label = "fewer inputs or outputs of the largest layer",
      .group = "program",

@@ -212,7 +212,8 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   if (reason.bytes > 0) fix.frees_bytes = model.peak_bytes - fix.predicted_peak_bytes;
   // What ends growth is judged as that, whatever it is called.
   const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);
-  if (stop != fixes.end() && (row->group == "growth" || row->cures_growth)) {
+  const bool ends_growth = model.leaks && reason.bytes * 10 >= model.grown_bytes * 9;
+  if (stop != fixes.end() && (row->group == "growth" || row->cures_growth || ends_growth)) {
     if (!stop->at_least) take_prediction(*stop, fix);
     fix.predicted_fits = stop->predicted_fits;
     if (row->cures_growth) fix.label = stop->label;

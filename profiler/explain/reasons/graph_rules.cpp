@@ -343,6 +343,45 @@ Found find_graph_without_use(const ReasonFacts& facts) {
                                     name.empty() ? "the model that is not trained" : what)}};
 }
 
+// As of a generator, while its critic trains on what it made, detached. The step before tells that nothing runs backward through it.
+Found find_graph_beside_backward(const ReasonFacts& facts) {
+  constexpr int64_t kSeveral = 4;
+  constexpr uint32_t kFewestNodes = 4;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase != Phase::backward || facts.device.sharded) return {};
+  const auto runs_backward = [&](std::string_view line) {
+    return line == failed->where.source ||
+           std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {
+             return block.is_of_step() && block.phase == Phase::backward && block.made.source == line;
+           });
+  };
+  std::map<std::string_view, Share> lines;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_beside = block.category == Category::output && block.phase == Phase::forward &&
+                           block.step == failed->step && block.saved_by.empty() && !block.made.module.empty() &&
+                           !block.pending_free && !block.backward_ran;
+    if (is_beside) lines[block.made.source].add(block);
+  }
+  const auto most = std::ranges::max_element(lines, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == lines.end() || facts.device.complete.blocks.empty()) return {};
+  const auto& [line, share] = *most;
+  if (share.count < kSeveral || !is_large(facts, share.bytes, 0.2) || runs_backward(line)) return {};
+  const auto holder = std::ranges::find_if(facts.device.referrers, [&, line = line](const Referrer& one) {
+    return one.nodes >= kFewestNodes && one.made.source == line;
+  });
+  if (holder == facts.device.referrers.end()) return {};
+  const std::string name = as_written(variable_name(holder->variable));
+  return Reason{.text = fmt::format("the graph behind '{}' is no part of this backward pass, nor of that of the step before, "
+                                    "and holds {} ({})",
+                                    name, with_unit(share.bytes), short_place(share.made())),
+                .bytes = share.bytes,
+                .kept_by = std::string(holder->variable),
+                .fix = "no_grad_untrained",
+                .how = {fmt::format("with torch.no_grad():  # around the call that makes {}: detach() of it later keeps the "
+                                    "graph",
+                                    name)}};
+}
+
 // Its steps are calls of the model: no backward has divided them.
 Found find_passes_without_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);

@@ -65,6 +65,10 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   // Nodes that are reached may be too few for all that stays.
   int64_t nodes = 0;
   for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
+  if (growth.kind == GrowthKind::kept_tensors && !growth.is_referred()) {  // no node saves them: their graph is a step's
+    const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, is_of_forward_graph);
+    if (nodes * 2 < ops * (int64_t{growth.last_step} - growth.first_step)) return false;
+  }
   return growth.leads_to_all_steps(nodes);
 }
 
@@ -199,6 +203,9 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
                                   name.empty() || name == "loss" ? "total" : name));
     return lines;
   }
+  if (name.ends_with("_buffers"))
+    return {"with torch.no_grad():  # around the lines that assign buffers, as self.running_mean = …: they are of no graph",
+            "self.running_mean = value.detach()"};
   const bool is_list = is_appended_to(variable);
   std::vector<std::string> lines{fmt::format(
       "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
@@ -467,18 +474,49 @@ Found find_small_views(const ReasonFacts& facts) {
       .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
 }
 
+namespace {
+
+/// Other lists and dicts that have much of what grows, each step something of another line: "list 'labels' in train (train.py:9)".
+std::vector<std::string> list_containers_beside(const ReasonFacts& facts, const Growth& growth) {
+  constexpr int64_t kPart = 5;  // of what a step adds
+  constexpr size_t kMost = 2;
+  std::vector<std::string> beside;
+  for (const Growth& one : facts.growths) {
+    for (const GrowingPlace& place : one.places) {
+      if (place.bytes_per_step * kPart < sum_per_step(facts.growths)) continue;
+      VariableCounts holders;
+      for (const Referrer& referrer : facts.device.referrers) {
+        const bool is_of_place = referrer.made == place.where && is_container(fold_subscripts(referrer.variable));
+        if (is_of_place) holders.add(referrer.variable, 1);
+      }
+      const std::string most(holders.most());
+      const bool is_new = !most.empty() && most != growth.referrer && std::ranges::find(beside, most) == beside.end();
+      if (is_new && beside.size() < kMost) beside.push_back(most);
+    }
+  }
+  return beside;
+}
+
+}  // namespace
+
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || !consists_of_tensors(facts, *growth)) return {};
   const bool of_weights = is_as_large_as_weights(facts, *growth);
   const std::string what =
       fmt::format("tensors of each step{}{}", at(growth->held), of_weights ? ", as large as weights" : "");
+  const std::vector<std::string> beside =
+      growth->is_collected() ? list_containers_beside(facts, *growth) : std::vector<std::string>();
+  std::vector<std::string> how = lines_for_kept(growth->referrer, of_weights);
+  for (const std::string& other : beside) how.push_back(line_for_kept(other, of_weights));
+  const std::string who =
+      beside.empty() ? growth->referrer : fmt::format("{}, and {}", growth->referrer, fmt::join(beside, ", "));
   return Reason{.text = growth->referrer.empty()
                             ? fmt::format("{} are kept, {}", what, growing_text(*growth))
-                            : fmt::format("{} keeps {}, {}", growth->referrer, what, growing_text(*growth)),
+                            : fmt::format("{} {} {}, {}", who, beside.empty() ? "keeps" : "keep", what, growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = lines_for_kept(growth->referrer, of_weights)};
+                .how = std::move(how)};
 }
 
 // An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.
@@ -502,11 +540,15 @@ Found find_kept_traceback(const ReasonFacts& facts) {
 namespace {
 
 Reason output_on_context(const std::string& what, int64_t bytes) {
-  return {.text = fmt::format("{}: an output that is put on ctx keeps its node, and that keeps ctx", what),
+  return {.text = fmt::format("{}: ctx has the output, or an object with it, as an attribute; the output keeps its node, "
+                              "and that keeps ctx",
+                              what),
           .bytes = bytes,
           .kept_by = "its ctx, by an attribute",
           .fix = "save_output",
-          .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
+          .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors",
+                  "ctx.index = graph.index  # in place of ctx.graph = graph, where the object has the output: only what "
+                  "backward reads"}};
 }
 
 bool is_function(const Where& made) { return !made.op.empty() && !contains(made.op, "::") && made.node.empty(); }
@@ -692,7 +734,7 @@ std::string line_for_collected(std::string_view variable, std::string_view name)
     return is_of_many ? fmt::format("for m in model.modules(): getattr(m, \"{}\", []).clear(){}", list, kWhen)
                       : fmt::format("{}.clear(){}", name, kWhen);
   }
-  return fmt::format("{}  # or of each only what is used: topk, a mean, an index",
+  return fmt::format("{}  # each tensor of it; or of each only what is used: topk, a mean, an index",
                      is_appended_to(variable) ? fmt::format("{}.append(output.cpu())", name)
                                               : fmt::format("{}[…] = output.cpu()", name));
 }
@@ -712,6 +754,11 @@ Found name_collected(const ReasonFacts& facts, double part) {
   if (is_in_advance && !is_being_filled(facts, *share.largest)) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
   std::vector<std::string> how{line_for_collected(variable, name)};
+  const bool fills_in_one_pass = is_of_step && is_appended_to(variable) && contains(variable, "_modules[");
+  if (fills_in_one_pass)
+    how.insert(how.begin(),
+               fmt::format("self.{}.append(x.cpu())  # in the layer; or no append, where nothing reads it: one pass fills it",
+                           name.substr(name.rfind('.') + 1)));
   const bool is_of_graph = share.largest->category == Category::activation && trains_data_alone(facts);
   if (is_of_graph)
     how.insert(how.begin(),
@@ -766,8 +813,11 @@ Found find_joined_collection(const ReasonFacts& facts) {
                           with_unit(found->share.bytes), with_unit(requested_bytes(facts))),
       .bytes = requested_bytes(facts),
       .fix = "results_to_host",
-      .how = {"out += part  # or written into torch.empty(…) as it is made, in place of a list and what is made of it",
-              fmt::format("{}.append(part.cpu())", found->name)}};
+      .how = {fmt::format("{}.append(part.gather(1, index))  # of each only what is used later: a chosen value, a sum, "
+                          "a mean",
+                          found->name),
+              "out[i] = part  # into out = torch.empty(…), as each is made: no list beside what is made of it",
+              fmt::format("{}.append(part.cpu())  # and what reads them on the host, too", found->name)}};
 }
 
 }  // namespace

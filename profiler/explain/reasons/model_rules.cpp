@@ -141,10 +141,10 @@ struct Twins {
 
 /// nullopt where they are little, or models are little of all.
 std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
-  std::map<std::pair<std::string_view, std::string_view>, std::vector<const LiveBlock*>> names;
+  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>> names;  // of a model that is gone no shape is known
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
-    if (block.category == Category::parameter && is_inside) names[{block.name, block.shape}].push_back(&block);
+    if (block.category == Category::parameter && is_inside) names[{block.name, block.requested_bytes}].push_back(&block);
   }
   Twins twins;
   int64_t parameters = 0;
@@ -237,7 +237,8 @@ Found find_several_models(const ReasonFacts& facts) {
       .bytes = twins->bytes - twins->bytes / twins->models,
       .fix = "drop_models",
       .how = lines_for_models(
-          facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then")};
+          facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"),
+      .piles_up = true};
 }
 
 Found find_models_in_cycles(const ReasonFacts& facts) {
@@ -317,7 +318,8 @@ Found find_weight_copies(const ReasonFacts& facts) {
       .text = fmt::format("another copy of the model's weights is kept on the GPU{}: {} beside {} of parameters",
                           at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
       .bytes = copies.bytes,
-      .fix = "copies_on_host"};
+      .fix = "copies_on_host",
+      .piles_up = true};
 }
 
 // Layer by layer on the GPU, at the lines that made those of the model before.
@@ -417,6 +419,17 @@ Found find_moved_model(const ReasonFacts& facts) {
   const std::optional<MovedModel> moved = find_moving(facts);
   const Share others = sum_models(facts);
   if (!moved || !is_large(facts, others.bytes, 0.2)) return {};
+  // One that is being trained is needed again.
+  if (sum_category(facts, Category::optimizer_state).bytes > 0) {
+    return Reason{
+        .text = fmt::format("another model goes to the GPU{}, '{}', beside the one in training: {} of it so far beside {} "
+                            "of parameters, gradients and optimizer state",
+                            at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
+        .bytes = moved->share.bytes + requested_bytes(facts),
+        .fix = "model_on_host",
+        .how = {"y = other(x).cpu()  # once, before the model in training is there, if what it makes is the same each time",
+                "other.cpu()  # it runs on the host, or the model in training goes there meanwhile: model.cpu()"}};
+  }
   return Reason{
       .text = fmt::format("another model goes to the GPU{}, '{}', while the one before is still there: {} of it so "
                           "far beside {} of parameters, gradients and optimizer state",
@@ -583,7 +596,8 @@ Found find_deep_copies(const ReasonFacts& facts) {
                           calls.empty() ? "" : fmt::format(" at {}", calls.front().short_place()), with_unit(bytes)),
       .bytes = bytes,
       .fix = "copies_on_host",
-      .how = {kCopyOnHost, "# or none, where nothing reads it"}};
+      .how = {kCopyOnHost, "# or none, where nothing reads it"},
+      .piles_up = true};
 }
 
 Found find_loaded_in_the_way(const ReasonFacts& facts) {

@@ -66,6 +66,16 @@ struct KeptPasses {
     }
   }
 
+  /// How often most ops ran: some run twice in each pass.
+  int64_t count_of_most_ops() const {
+    std::vector<int64_t> counts;
+    for (const auto& [maker, equal] : equal_) counts.push_back(equal.count);
+    if (counts.empty()) return 0;
+    const auto middle = counts.begin() + std::ssize(counts) / 2;
+    std::ranges::nth_element(counts, middle);
+    return *middle;
+  }
+
   /// What was made about as often as what was made most: by the turns of a loop, each of which may make that several times, and not
   /// before or after it.
   int64_t sum_of_turns() const {
@@ -167,7 +177,7 @@ KeptPasses count_passes(const ReasonFacts& f) {
   kept.count_equal();
   const int64_t layers = count_namesakes(f.device.state);
   kept.turns = (kept.count + layers - 1) / layers;
-  kept.count = std::min(kept.turns, count_beginnings(f.device.step_allocations));
+  kept.count = std::min({kept.turns, count_beginnings(f.device.step_allocations), kept.count_of_most_ops()});
   return kept;
 }
 
@@ -188,6 +198,11 @@ KeptPasses count_earlier_passes(const ReasonFacts& f) {
 auto find_evaluation(const std::vector<StackCall>& calls) {
   return std::ranges::find_if(calls,
                               [](const StackCall& one) { return !is_of_package(one) && is_evaluation(one.function); });
+}
+
+/// The call of this function of the program, or the end.
+auto find_function(const std::vector<StackCall>& calls, std::string_view name) {
+  return std::ranges::find_if(calls, [&](const StackCall& one) { return !name.empty() && one.function == name; });
 }
 
 /// The call of the function that a thread of Python runs, or the end where the failing stack is of the main thread. Whether gradients are
@@ -295,7 +310,13 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   const std::vector<StackCall> calls = parse_stack(failure.stack);
   const auto evaluation = find_evaluation(calls);
   const auto other = find_other_caller(calls, failure.first_stack);
-  const auto call = evaluation != calls.end() ? evaluation : other;
+  const std::string holder = find_holder_of_graphs(f);
+  const auto of_holder = find_function(calls, function_of(holder));
+  const bool learns_elsewhere = failure.names_backward || trains(f) || f.device.attribution.backward_bytes > 0;
+  const auto innermost = evaluation != calls.end() ? evaluation : other;
+  // Whoever has the graph in a variable calls what made it, and what runs now.
+  const bool holder_calls = of_holder != calls.end() && of_holder > innermost && !learns_elsewhere;
+  const auto call = holder_calls ? of_holder : innermost;
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
   const int64_t before = count_passes_before(f);
   const bool as_before = before >= kUsualPasses || before >= kept.count;
@@ -303,7 +324,6 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
       f.device.attribution.backward_bytes > 0 && (!as_before || turns_more || other != calls.end());
   const bool are_several = kept.count >= kFewestPasses && (!expects_backward(f) || has_trained);
   const bool wants_gradient = wants_gradient_of_data(f);
-  const std::string holder = find_holder_of_graphs(f);
   if (trains(f) && is_sum_of_losses(f, calls, holder)) return {};
   // Before the first backward pass another caller may be another part of the same forward pass.
   const bool is_other_part = other != calls.end() && f.device.attribution.backward_bytes > 0;
@@ -386,14 +406,16 @@ bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
 }  // namespace
 
 Found find_several_passes(const ReasonFacts& f) {
-  constexpr int64_t kFewestPasses = 4;
+  constexpr int64_t kFewestPasses = 4, kFewestOfSum = 2;
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
   const bool learns_data = wants_gradient_of_data(f);
-  if (failure.phase != Phase::forward || (!expects_backward(f) && !learns_data) || kept.count < kFewestPasses ||
-      !is_large(f, kept.bytes, kWorthNaming))
-    return {};
   const std::string holder = find_holder_of_graphs(f);
+  const auto sum = std::ranges::find(f.device.referrers, holder, &Referrer::variable);
+  const bool is_sum = sum != f.device.referrers.end() && sum->is_scalar();  // of losses, each of a pass
+  if (failure.phase != Phase::forward || (!expects_backward(f) && !learns_data) ||
+      kept.count < (is_sum ? kFewestOfSum : kFewestPasses) || !is_large(f, kept.bytes, kWorthNaming))
+    return {};
   const bool is_rollout = is_state_of_passes(f, holder);
   return Reason{.text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
                                     is_rollout ? ", each from what the one before made, " + holder : "",

@@ -216,13 +216,15 @@ Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
                     ", which wait for Python's garbage collector, or for ever where they go through a hook of autograd "
                     "or a write in place",
             .bytes = bytes,
-            .fix = "break_cycle"};
+            .fix = "break_cycle",
+            .piles_up = true};
   }
   return {.text = text + ", which wait for Python's garbage collector",
           .bytes = bytes,
           .fix = "collect_garbage",
           .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
-                  "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"}};
+                  "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"},
+          .piles_up = true};
 }
 
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {

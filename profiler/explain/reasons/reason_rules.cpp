@@ -135,7 +135,11 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
 Found find_checkpoints_without_effect(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || !failed->asks_for_checkpoints) return {};
-  const Share saved = sum_category(facts, Category::activation);
+  Share saved = sum_category(facts, Category::activation);
+  int64_t in_graph = 0;  // of a forward pass that is under way not all of its nodes are known
+  for (const StepAllocation& block : facts.device.step_allocations.blocks)
+    in_graph += is_of_forward_graph(block) && block.died == StepAllocation::kNever ? block.bytes : 0;
+  saved.bytes = std::max(saved.bytes, in_graph);
   if (runs_checkpoints(facts) || !is_large(facts, saved.bytes)) return {};
   const std::string_view mode = failed->modules_evaluate ? ", and the model is in evaluation mode" : "";
   return Reason{
@@ -190,12 +194,40 @@ Found find_repeated_casts(const ReasonFacts& facts) {
                                     use.dtype)}};
 }
 
+namespace {
+
+/// What a step of one parameter after the other makes beside it, as the square root of a moment: of a weight that is most of all.
+Found find_temporaries_of_weight(const ReasonFacts& facts, const OutOfMemory& failed) {
+  const LiveBlock* const weight = sum_category(facts, Category::parameter).largest;
+  if (weight == nullptr || failed.requested_bytes != weight->requested_bytes) return {};
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.category == Category::temporary && block.phase == Phase::optimizer &&
+           block.requested_bytes == weight->requested_bytes;
+  });
+  const int64_t bytes = made.bytes + failed.requested_bytes;
+  if (made.count == 0 || !is_large(facts, bytes)) return {};
+  const std::string name = weight->name.empty() ? "the largest weight" : std::string(weight->name);
+  return Reason{.text = fmt::format("the optimizer's step makes {} tensors as large as {}{}, {} in all, above the weight, "
+                                    "its gradient and its state ({}{})",
+                                    made.count + 1, name, comma_shape(*weight), with_unit(bytes), failed.where.op,
+                                    at(failed.where)),
+                .bytes = bytes,
+                .fix = "fused_or_single",
+                .how = {"optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # makes none of them; or the "
+                        "weight in several parameters"}};
+}
+
+}  // namespace
+
 Found find_optimizer_temporaries(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase != Phase::optimizer) return {};
   const auto is_foreach = [](const Where& where) {
     return where.op.starts_with("aten::_foreach") || where.inner.starts_with("aten::_foreach");
   };
+  if (!is_foreach(failed->where)) {
+    if (Found of_weight = find_temporaries_of_weight(facts, *failed)) return of_weight;
+  }
   const Share temporaries = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.category != Category::optimizer_state && is_foreach(block.made);
   });
@@ -278,7 +310,7 @@ std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph, bool of
                  "log_p = torch.cat([l.gather(-1, y[:, None]) - l.logsumexp(-1, keepdim=True) for l, y in zip(logits, "
                  "labels)])  # of one word each: no log_softmax() of all");
   }
-  if (of_each_word && by_transformers)
+  if (by_transformers && (of_each_word || !in_graph))
     lines.insert(
         lines.begin(),
         "logits = model(ids, logits_to_keep=n).logits  # of the last n positions, where those before are not used");
@@ -338,7 +370,7 @@ Found find_logits(const ReasonFacts& facts) {
                 .bytes = bytes,
                 .fix = in_graph ? "loss_in_chunks" : "logits_in_parts",
                 .how = lines_for_logits(is_copied, in_graph, asks_for_more && is_of_each_word(failed->where),
-                                        contains(made.inner_source, "transformers/models/"))};
+                                        contains(made.inner_source, "transformers/"))};
 }
 
 Found find_embedding_gradients(const ReasonFacts& facts) {

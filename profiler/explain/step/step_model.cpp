@@ -9,7 +9,8 @@ namespace oomdiag {
 
 bool trains(const StepModel& model) {
   const Allocations& blocks = model.blocks;
-  if (model.has_backward || model.only_infers) return model.has_backward;
+  if (model.only_infers) return false;
+  if (model.has_backward) return true;
   return std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.category == Category::activation || block.category == Category::gradient;
   });

@@ -919,7 +919,7 @@ TEST_CASE("what each layer has as an attribute is a local variable of its forwar
   };
   CHECK(line_for("attribute 'model._modules[\"layers\"]._modules[3].bias_of_positions' in main (a.py:9)")
             .ends_with("bias_of_positions = None  # once it has served, in forward(): there a local variable does"));
-  CHECK(line_for("list 'self._modules[\"c2\"].seen' in forward (a.py:2)").starts_with("self.c2.seen.clear()"));
+  CHECK(line_for("list 'self._modules[\"c2\"].seen' in forward (a.py:2)").starts_with("self.seen.append(x.cpu())"));
 }
 
 TEST_CASE("lists that hooks of layers fill are emptied, and kept caches of generations are dropped as a whole",
