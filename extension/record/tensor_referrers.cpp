@@ -45,6 +45,7 @@ void TensorReferrers::write() {
   if (write_reached(0, end)) {
     const auto next = static_cast<uint32_t>(reached_.size());
     for (const PythonRef& frame : comprehensions_) add_frame(frame.get());
+    for (const PythonRef& frame : of_packages_) add_containers(frame.get());
     write_reached(next, end);
   }
   if (is_cut_) write_mark(kSearchCutShort);
@@ -111,6 +112,7 @@ void TensorReferrers::add_traceback() {
     if (!frame) continue;
     const PythonRef code(api_, api_.frame_code(frame.get()));
     if (code_.kind_of(code.get()) != Code::user) {
+      of_packages_.push_back(PythonRef::borrowed(api_, frame.get()));
       if (!users_file.empty()) called.emplace_back(std::move(frame), std::exchange(users_file, {}));
       continue;
     }
@@ -147,6 +149,21 @@ void TensorReferrers::add_frame(PythonObject frame) {
   const std::string place = function + " (" + base_name(api_.text(code.get(), "co_filename")) + ":" +
                             std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
   for (const auto& [name, value] : variables_of(frame)) add_variable(name, place, value.get());
+}
+
+// What a package's function was collecting, as torch.autograd.functional.jacobian() does the rows: "jacobian (torch/autograd/functional.py:9)".
+void TensorReferrers::add_containers(PythonObject frame) {
+  const PythonRef code(api_, api_.frame_code(frame));
+  const std::string file = api_.text(code.get(), "co_filename");
+  const size_t package = find_package(file);
+  if (package == file.npos) return;
+  const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
+  const std::string place = api_.text(code.get(), "co_name") + " (" + file.substr(package) + ":" +
+                            std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
+  for (const auto& [name, value] : variables_of(frame)) {
+    const bool is_container = reader_.is_a(value.get(), api_.list_type) || reader_.is_a(value.get(), api_.dict_type);
+    if (is_container) add_variable(name, place, value.get());
+  }
 }
 
 // Of a function that has been left; so nobody else changes them.

@@ -64,6 +64,7 @@ class TensorReferrers {
   void add_traceback();
   bool is_comprehension(PythonObject frame) const;
   void add_frame(PythonObject frame);
+  void add_containers(PythonObject frame);
   void add_called_module(PythonObject frame, const std::string& file);
   void add_variable(const std::string& name, const std::string& place, PythonObject value);
   void reach(PythonObject object, uint32_t parent, uint32_t root);
@@ -87,6 +88,7 @@ class TensorReferrers {
   std::vector<Reached> reached_;
   std::vector<Variable> variables_;
   std::vector<PythonRef> comprehensions_;  ///< their frames, looked at last
+  std::vector<PythonRef> of_packages_;     ///< frames of their functions, likewise
   std::unordered_set<PythonObject> seen_;
   std::unordered_set<const torch::autograd::Node*> nodes_;  ///< that a tensor before keeps
   std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null

@@ -129,6 +129,11 @@ constexpr FixRow kCures[] = {
      .group = "grad",
      .lines = "loss.backward()  # retain_graph=True only where another backward goes through the same graph\n"
               "fake = generator(z).detach()  # where another model learns from an output: its graph ends there"},
+    {.id = "parts_of_jacobian",
+     .label = "derivatives of a part, or products with them",
+     .group = "growth",
+     .lines = "torch.func.vmap(torch.func.jacrev(f))(x)  # of each sample by its own inputs alone, where samples do not mix\n"
+              "torch.autograd.functional.vjp(f, x, v)  # or jvp, hvp: a product with it needs no rows"},
     {.id = "derivatives_in_parts",
      .label = "second derivatives of a part at a time",
      .group = "grad",

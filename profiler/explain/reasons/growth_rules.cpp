@@ -499,6 +499,21 @@ std::vector<std::string> list_containers_beside(const ReasonFacts& facts, const 
 
 }  // namespace
 
+// jacobian() and hessian() run backward for each output of the function, and keep the rows in lists until all are there.
+Found find_whole_jacobian(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  const std::string_view file = "(torch/autograd/functional.py:";
+  if (growth == nullptr || !contains(growth->referrer, file)) return {};
+  const std::string function(function_of(growth->referrer));
+  return Reason{.text = fmt::format("{}() computes the derivative of each output, and keeps all of them: {} for one, as large "
+                                    "as what it is with respect to, {} so far{}",
+                                    function, with_unit(growth->bytes_per_step), with_unit(growth->grown_bytes),
+                                    at(growth->held)),
+                .bytes = growth->grown_bytes,
+                .kept_by = growth->referrer,
+                .fix = "parts_of_jacobian"};
+}
+
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || !consists_of_tensors(facts, *growth)) return {};

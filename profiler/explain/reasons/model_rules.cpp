@@ -728,13 +728,18 @@ std::string describe_largest_part(const ReasonFacts& facts, int64_t parameters) 
                      trained[most->first] * 2 > most->second ? ", which is trained" : "");
 }
 
-/// "variable 'x' in forward (gcn.py:9), [100000, 100] float32": the largest of the program's whose shape is known; or empty.
+/// "variable 'x' in forward (gcn.py:9), [100000, 100] float32": the largest of the program's whose shape is known, of those that a layer
+/// works on if there are such; or empty.
 std::string describe_largest_data(const ReasonFacts& facts) {
   const auto is_shown = [&](const LiveBlock& block) {
     return is_data(block) && block.made.module.empty() && !block.shape.empty() &&
            facts.referrers.find(block) != nullptr;
   };
-  const LiveBlock* const largest = sum_blocks(facts, is_shown).largest;
+  const auto is_of_layer = [&](const LiveBlock& block) {
+    return is_shown(block) && std::ranges::any_of(block.saved_by, [](const Where& node) { return !node.module.empty(); });
+  };
+  const LiveBlock* largest = sum_blocks(facts, is_of_layer).largest;
+  if (largest == nullptr) largest = sum_blocks(facts, is_shown).largest;
   return largest == nullptr ? "" : std::string(facts.referrers.find(*largest)->variable) + comma_shape(*largest);
 }
 

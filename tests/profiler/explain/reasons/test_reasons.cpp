@@ -1948,6 +1948,108 @@ DeviceHistory while_moving(std::vector<LiveBlock> before) {
 
 }  // namespace
 
+TEST_CASE("a model that goes to the GPU beside the one in training leaves that one there", "[explain][reasons]") {
+  LiveBlock before = parameter("layers.0.weight", true), state{.bytes = 200_MiB, .category = Category::optimizer_state};
+  before.bytes = 100_MiB;
+  const auto reason = find_reason({.device = while_moving({before, state}), .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->fix == "model_on_host");
+  CHECK(reason->text.find("beside the one in training") != std::string::npos);
+}
+
+TEST_CASE("of a model that is gone no shape is known, and its parameters are twins all the same", "[explain][reasons]") {
+  LiveBlock now = parameter("layers.0.weight", true), gone = parameter("layers.0.weight", true);
+  now.bytes = gone.bytes = now.requested_bytes = gone.requested_bytes = 100_MiB;
+  gone.shape = {};
+  const auto reason = find_several_models({.device = at_oom({now, gone}), .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("2 models of the same layers are alive"));
+  CHECK(reason->piles_up);
+}
+
+TEST_CASE("a graph that a variable has beside a backward pass is named by it", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(5, LiveBlock{.bytes = 100_MiB,
+                                             .category = Category::output,
+                                             .phase = Phase::forward,
+                                             .step = 5,
+                                             .made = {.op = "aten::relu", .module = "main.3", .source = "gan.py:34"}});
+  DeviceHistory device = at_oom(blocks);
+  device.failure->phase = Phase::backward;
+  device.failure->where = {.node = "ConvolutionBackward0", .op = "aten::conv2d", .module = "main.2", .source = "gan.py:50"};
+  device.referrers = {{.variable = "variable 'fake' in train_critic (gan.py:58)",
+                       .made = {.op = "aten::tanh", .module = "main.9", .source = "gan.py:34"},
+                       .nodes = 12,
+                       .bytes = 8_MiB}};
+  CHECK_FALSE(find_graph_beside_backward({.device = device, .growths = {}}));  // no step before tells
+  device.complete = {.step = 4, .blocks = {graph_block("main.3", 1_MiB)}};
+  const auto reason = find_graph_beside_backward({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "the graph behind 'fake' is no part of this backward pass, nor of that of the step before, and holds 500.00 MiB "
+        "(gan.py:34)");
+  CHECK(reason->kept_by == "variable 'fake' in train_critic (gan.py:58)");
+  StepAllocation ran = graph_block("main.3", 1_MiB);  // in the step before
+  ran.phase = Phase::backward;
+  ran.made.source = "gan.py:34";
+  device.complete.blocks.push_back(ran);
+  CHECK_FALSE(find_graph_beside_backward({.device = device, .growths = {}}));
+}
+
+TEST_CASE("what an optimizer's step makes beside one large weight is named", "[explain][reasons]") {
+  LiveBlock table = parameter("table", true), temporary{.bytes = 100_MiB, .requested_bytes = 100_MiB};
+  table.bytes = table.requested_bytes = 100_MiB;
+  temporary.category = Category::temporary;
+  temporary.phase = Phase::optimizer;
+  DeviceHistory device = at_oom({table, table, temporary});
+  device.failure->phase = Phase::optimizer;
+  device.failure->requested_bytes = 100_MiB;
+  device.failure->where = {.op = "aten::div", .source = "train.py:95"};
+  const auto reason = find_optimizer_temporaries({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "the optimizer's step makes 2 tensors as large as table, [512, 512] float32, 200.00 MiB in all, above the weight, "
+        "its gradient and its state (aten::div at train.py:95)");
+  device.failure->requested_bytes = 50_MiB;
+  CHECK_FALSE(find_optimizer_temporaries({.device = device, .growths = {}}));
+}
+
+TEST_CASE("who has the graph in a variable calls what is to run without one", "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 5), kept_activation(100_MiB, 5)},
+                                "/a/net.py:9 in forward\n/a/vae.py:74 in decode_latents\n/a/vae.py:99 in test_reconstruct\n"
+                                "/a/vae.py:120 in main");
+  device.attribution.backward_bytes = 0;
+  device.failure->modules_evaluate = true;
+  device.failure->first_stack = "/a/net.py:9 in forward\n/a/vae.py:70 in encode\n/a/vae.py:98 in test_reconstruct";
+  device.referrers = {{.variable = "variable 'latents' in main (vae.py:110)", .nodes = 20, .bytes = 4_MiB}};
+  const auto reason = find_graphs_in_evaluation({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->how.front().find("main") != std::string::npos);
+  device.failure->names_backward = true;  // main() trains, too
+  const auto elsewhere = find_graphs_in_evaluation({.device = device, .growths = {}});
+  REQUIRE(elsewhere);
+  CHECK(elsewhere->how.front().find("main") == std::string::npos);
+}
+
+TEST_CASE("all lists that one loop fills are named where tensors of each step stay", "[explain][reasons]") {
+  const Where logits{.op = "aten::add", .module = "net", .source = "epoch.py:47"}, labels{.op = "aten::to", .source = "epoch.py:45"};
+  const Growth growth{.bytes_per_step = 20_MiB,
+                      .grown_bytes = 200_MiB,
+                      .first_step = 1,
+                      .last_step = 11,
+                      .held = logits,
+                      .places = {{.where = logits, .bytes_per_step = 10_MiB}, {.where = labels, .bytes_per_step = 10_MiB}},
+                      .place_count = 2,
+                      .referrer = "list 'scores' in train (epoch.py:41)",
+                      .referred_bytes = 200_MiB};
+  DeviceHistory device = at_oom({{.bytes = 200_MiB, .category = Category::output}});
+  device.referrers.assign(9, {.variable = "list 'truth' in train (epoch.py:41)", .made = labels, .bytes = 10_MiB});
+  const auto reason = find_kept_tensors({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("list 'scores' in train (epoch.py:41), and list 'truth' in train (epoch.py:41) keep"));
+  REQUIRE(reason->how.size() == 2);
+  CHECK(reason->how.back().starts_with("truth.append(x.detach().cpu())"));
+}
+
 TEST_CASE("a model that goes to the GPU beside the one before is one too many", "[explain][reasons]") {
   LiveBlock before = parameter("layers.0.weight", false);
   before.bytes = 300_MiB;
