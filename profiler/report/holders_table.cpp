@@ -153,7 +153,7 @@ constexpr std::array<std::pair<Category, std::string_view>, kCategoryCount> kCat
      {Category::buffer, "buffers"},
      {Category::gradient, "gradients"},
      {Category::optimizer_state, "optimizer state"},
-     {Category::unknown, "unknown"}}};
+     {Category::unknown, "of unknown use"}}};
 
 /// What is no category, in the order in which it follows them.
 struct MemoryRow {
