@@ -10,11 +10,11 @@
 #include <string_view>
 
 #include "profiler/error.h"
-#include "profiler/report/json.h"
-#include "profiler/report/make_report.h"
+#include "profiler/report/json/json.h"
+#include "profiler/report/make/make_report.h"
+#include "profiler/report/make/saved.h"
 #include "profiler/report/report.h"
-#include "profiler/report/saved.h"
-#include "profiler/report/text.h"
+#include "profiler/report/text/text.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

@@ -21,8 +21,8 @@
 #include <string_view>
 #include <thread>
 
-#include "profiler/report/json.h"
-#include "profiler/report/make_report.h"
+#include "profiler/report/json/json.h"
+#include "profiler/report/make/make_report.h"
 #include "profiler/trace/writer.h"
 
 using namespace oomdiag;

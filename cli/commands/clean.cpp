@@ -16,7 +16,7 @@
 #include "profiler/counted.h"
 #include "profiler/error.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 #include "profiler/trace/trace.h"
 #include "profiler/whole_number.h"
 

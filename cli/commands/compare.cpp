@@ -12,7 +12,7 @@
 #include "cli/terminal/help.h"
 #include "cli/terminal/json_text.h"
 #include "profiler/error.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 #include "profiler/snapshot/window.h"
 #include "profiler/trace/trace.h"
 

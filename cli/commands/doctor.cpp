@@ -13,7 +13,7 @@
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

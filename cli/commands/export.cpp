@@ -26,8 +26,8 @@
 #include "profiler/export/picture.h"
 #include "profiler/export/tables.h"
 #include "profiler/export/to_snapshot.h"
-#include "profiler/report/json.h"
-#include "profiler/report/redact.h"
+#include "profiler/report/json/json.h"
+#include "profiler/report/json/redact.h"
 
 namespace oomdiag {
 namespace {

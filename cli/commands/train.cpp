@@ -22,9 +22,9 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/case_text.h"
-#include "profiler/report/place_text.h"
 #include "profiler/report/report.h"
+#include "profiler/report/text/case_text.h"
+#include "profiler/report/words/place_text.h"
 #include "profiler/trace/trace.h"
 #include "samples/cases/notes.h"
 

@@ -18,9 +18,9 @@
 #include "profiler/error.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/printable.h"
 #include "profiler/report/report.h"
-#include "profiler/report/table.h"
+#include "profiler/report/text/table.h"
+#include "profiler/report/words/printable.h"
 #include "profiler/trace/trace.h"
 #include "profiler/whole_number.h"
 

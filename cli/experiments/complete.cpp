@@ -15,8 +15,8 @@
 #include "profiler/explain/batch.h"
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/findings.h"
+#include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
-#include "profiler/report/whole_run.h"
 
 namespace oomdiag {
 namespace {

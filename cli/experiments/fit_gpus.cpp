@@ -12,8 +12,8 @@
 #include "cli/experiments/fit_text.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
-#include "profiler/report/table.h"
-#include "profiler/report/whole_run.h"
+#include "profiler/report/make/whole_run.h"
+#include "profiler/report/text/table.h"
 #include "profiler/shape_function/evaluate.h"
 
 // What a program allocates hangs little on the GPU: libraries choose other workspaces for another architecture, and cuBLAS a larger

@@ -8,7 +8,7 @@
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/counted.h"
-#include "profiler/report/work.h"
+#include "profiler/report/text/work.h"
 
 namespace oomdiag {
 namespace {

@@ -11,7 +11,7 @@
 #include "profiler/error.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/allocator/settings.h"
-#include "profiler/report/whole_run.h"
+#include "profiler/report/make/whole_run.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
 // Each run is a whole run of the program on a virtual GPU. The driver gives memory in pages of 2 MiB, so that is how exact

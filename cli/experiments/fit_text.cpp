@@ -13,7 +13,7 @@
 #include "cli/terminal/sizes.h"
 #include "profiler/counted.h"
 #include "profiler/replay/allocator/settings.h"
-#include "profiler/report/table.h"
+#include "profiler/report/text/table.h"
 
 namespace oomdiag {
 namespace {

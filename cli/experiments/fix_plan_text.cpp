@@ -8,9 +8,9 @@
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/counted.h"
-#include "profiler/report/printable.h"
-#include "profiler/report/table.h"
-#include "profiler/report/work.h"
+#include "profiler/report/text/table.h"
+#include "profiler/report/text/work.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

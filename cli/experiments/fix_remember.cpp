@@ -4,8 +4,8 @@
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/explain/findings.h"
+#include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
-#include "profiler/report/whole_run.h"
 
 namespace oomdiag {
 namespace {

@@ -16,8 +16,8 @@
 #include "profiler/explain/fixes/fixes.h"
 #include "profiler/explain/fixes/framework_lines.h"
 #include "profiler/explain/fixes/program_facts.h"
+#include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
-#include "profiler/report/whole_run.h"
 
 namespace oomdiag {
 namespace {

@@ -15,7 +15,7 @@
 #include "profiler/export/plan_picture.h"
 #include "profiler/export/search_page.h"
 #include "profiler/export/surface_picture.h"
-#include "profiler/report/work.h"
+#include "profiler/report/text/work.h"
 
 namespace oomdiag {
 namespace {

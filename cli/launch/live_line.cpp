@@ -12,7 +12,7 @@
 #include "cli/reports/run_folder.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 #include "profiler/trace/follower.h"
 
 // The line must never get between the program's own output. So the program gets all rows but the last as its scrolling region

@@ -15,7 +15,7 @@
 #include "cli/terminal/terminal.h"
 #include "extension/write_status.h"
 #include "profiler/error.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 #include "profiler/trace/follower.h"
 #include "profiler/whole_number.h"
 

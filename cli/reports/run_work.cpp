@@ -17,8 +17,8 @@
 #include "profiler/cost/time_model.h"
 #include "profiler/error.h"
 #include "profiler/export/tables.h"
+#include "profiler/report/make/report_work.h"
 #include "profiler/report/report.h"
-#include "profiler/report/work.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/table.h"
+#include "profiler/report/text/table.h"
 #include "profiler/snapshot/timeline.h"
 
 namespace oomdiag {

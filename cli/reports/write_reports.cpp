@@ -11,9 +11,9 @@
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/terminal_text.h"
 #include "profiler/error.h"
-#include "profiler/report/json.h"
+#include "profiler/report/json/json.h"
 #include "profiler/report/report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/text/text.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "profiler/report/json_text.h"  // IWYU pragma: export
+#include "profiler/report/words/json_text.h"  // IWYU pragma: export
 
 namespace oomdiag {
 

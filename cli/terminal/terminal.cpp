@@ -10,7 +10,7 @@
 
 #include "cli/process/environment.h"
 #include "profiler/error.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/terminal/terminal.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

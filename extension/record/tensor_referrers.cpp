@@ -103,7 +103,8 @@ std::string TensorReferrers::program() const {
 
 // The interpreter keeps the traceback of the exception that ended the program.
 void TensorReferrers::add_traceback() {
-  std::vector<std::pair<PythonRef, std::string>> called;  // by a line of the user's: the first frame, and the line's file
+  std::vector<std::pair<PythonRef, std::string>>
+      called;  // by a line of the user's: the first frame, and the line's file
   std::string users_file;
   PythonRef traceback = reader_.find("sys", "last_traceback");
   while (traceback && traceback.get() != api_.none) {

@@ -6,9 +6,9 @@
 
 #include "profiler/diff/diff.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/markup.h"
-#include "profiler/report/printable.h"
 #include "profiler/report/report.h"
+#include "profiler/report/words/markup.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

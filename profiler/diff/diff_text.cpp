@@ -7,9 +7,9 @@
 #include "profiler/diff/diff.h"
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/json_text.h"
-#include "profiler/report/printable.h"
-#include "profiler/report/table.h"
+#include "profiler/report/text/table.h"
+#include "profiler/report/words/json_text.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

@@ -6,11 +6,11 @@
 #include "profiler/export/embed.h"
 #include "profiler/export/picture.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/holders_table.h"
-#include "profiler/report/json.h"
-#include "profiler/report/json_text.h"
+#include "profiler/report/json/json.h"
 #include "profiler/report/report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/text/holders_table.h"
+#include "profiler/report/text/text.h"
+#include "profiler/report/words/json_text.h"
 
 // The page's own files and the chart library lie in the program.
 OOMDIAG_EMBED(page, OOMDIAG_PAGE_FOLDER "/page.html");

@@ -7,7 +7,7 @@
 #include "profiler/export/picture.h"
 #include "profiler/fold_indices.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/place_text.h"
+#include "profiler/report/words/place_text.h"
 
 namespace oomdiag {
 namespace {

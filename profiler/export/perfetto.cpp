@@ -10,8 +10,8 @@
 #include "profiler/export/picture.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/json_text.h"
 #include "profiler/report/report.h"
+#include "profiler/report/words/json_text.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

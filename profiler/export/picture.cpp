@@ -8,9 +8,9 @@
 #include "profiler/export/owner_tree.h"
 #include "profiler/export/pieces.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/holders.h"
-#include "profiler/report/place_text.h"
+#include "profiler/report/make/holders.h"
 #include "profiler/report/report.h"
+#include "profiler/report/words/place_text.h"
 
 namespace oomdiag {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/markup.h"
+#include "profiler/report/words/markup.h"
 
 namespace oomdiag {
 namespace {

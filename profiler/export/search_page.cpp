@@ -7,7 +7,7 @@
 
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/export/embed.h"
-#include "profiler/report/markup.h"
+#include "profiler/report/words/markup.h"
 
 OOMDIAG_EMBED(search_page, OOMDIAG_PAGE_FOLDER "/search.html");
 OOMDIAG_EMBEDDED(style);

@@ -10,12 +10,12 @@
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/export/picture.h"
 #include "profiler/replay/history.h"
-#include "profiler/report/fixes_table.h"
-#include "profiler/report/holders.h"
-#include "profiler/report/holders_table.h"
-#include "profiler/report/printable.h"
+#include "profiler/report/make/holders.h"
 #include "profiler/report/report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/text/fixes_table.h"
+#include "profiler/report/text/holders_table.h"
+#include "profiler/report/text/text.h"
+#include "profiler/report/words/printable.h"
 
 namespace oomdiag {
 namespace {

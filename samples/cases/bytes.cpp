@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "profiler/replay/history.h"
-#include "profiler/report/holders.h"
+#include "profiler/report/make/holders.h"
 #include "profiler/report/report.h"
 #include "samples/cases/case_run.h"
 #include "samples/cases/scopes.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/report/printable.h"
-#include "profiler/report/table.h"
+#include "profiler/report/text/table.h"
+#include "profiler/report/words/printable.h"
 #include "samples/cases/case_run.h"
 
 namespace oomdiag {

@@ -34,7 +34,7 @@ class Json(unittest.TestCase):
     def test_the_command_line_writes_json_by_one_function(self):
         """dump() by itself throws where a file name is no UTF-8."""
         users = [file.name for file in (ROOT / "cli").rglob("*.cpp") if re.search(r"\.dump\(", file.read_text())]
-        self.assertEqual(users, [])  # profiler/report/json_text.h does it
+        self.assertEqual(users, [])  # profiler/report/words/json_text.h does it
 
 
 if __name__ == "__main__":

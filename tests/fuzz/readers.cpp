@@ -14,7 +14,7 @@
 
 #include "extension/virtual_device/device_files/gpu.h"
 #include "profiler/error.h"
-#include "profiler/report/json.h"
+#include "profiler/report/json/json.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/timeline.h"
 #include "profiler/snapshot/to_trace.h"

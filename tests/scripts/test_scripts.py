@@ -223,7 +223,7 @@ class Layers(Scripts):
         for path, include in [
             ("profiler/event.h", '"profiler/error.h"'),
             ("profiler/trace/trace.h", '"profiler/replay/replay.h"'),
-            ("profiler/report/text.cpp", '"cli/terminal/terminal.h"'),
+            ("profiler/report/text/text.cpp", '"cli/terminal/terminal.h"'),
             ("cli/main.cpp", "<torch/torch.h>"),
             ("cli/main.cpp", "<c10/core/Device.h>"),
             ("profiler/replay/replay.cpp", "<ATen/ATen.h>"),
@@ -240,7 +240,7 @@ class Layers(Scripts):
     def test_what_the_design_allows_is_silent(self):
         for path, include in [
             ("profiler/trace/trace.h", '"profiler/event.h"'),
-            ("profiler/report/text.cpp", '"profiler/explain/explain.h"'),
+            ("profiler/report/text/text.cpp", '"profiler/explain/explain.h"'),
             ("cli/main.cpp", '"profiler/report/report.h"'),
             ("extension/record/session.cpp", "<c10/core/Device.h>"),
             ("extension/cupti/collector.cpp", "<cupti.h>"),

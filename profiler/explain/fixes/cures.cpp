@@ -132,7 +132,8 @@ constexpr FixRow kCures[] = {
     {.id = "parts_of_jacobian",
      .label = "derivatives of a part, or products with them",
      .group = "growth",
-     .lines = "torch.func.vmap(torch.func.jacrev(f))(x)  # of each sample by its own inputs alone, where samples do not mix\n"
+     .lines = "torch.func.vmap(torch.func.jacrev(f))(x)  # of each sample by its own inputs alone, where samples do "
+              "not mix\n"
               "torch.autograd.functional.vjp(f, x, v)  # or jvp, hvp: a product with it needs no rows"},
     {.id = "derivatives_in_parts",
      .label = "second derivatives of a part at a time",
@@ -179,11 +180,12 @@ constexpr FixRow kCures[] = {
     {.id = "smaller_states",
      .label = "weights and their state in half precision, or fewer that are trained",
      .group = "autocast",
-     .lines = "model = model.to(torch.bfloat16)  # before the optimizer is made: parameters, gradients and state of half "
-              "the size\n"
-              "for p in model.parameters(): p.requires_grad_(False)  # and True for the last layers, or for adapters "
-              "(LoRA) alone\n"
-              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())  # a quarter of AdamW's state",
+     .lines =
+         "model = model.to(torch.bfloat16)  # before the optimizer is made: parameters, gradients and state of half "
+         "the size\n"
+         "for p in model.parameters(): p.requires_grad_(False)  # and True for the last layers, or for adapters "
+         "(LoRA) alone\n"
+         "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())  # a quarter of AdamW's state",
      .changes_numerics = true},
     {.id = "detach_state", .label = "detach the recurrent state", .group = "growth"},
     {.id = "save_output", .label = "outputs by save_for_backward()", .group = "growth"},
@@ -262,8 +264,9 @@ constexpr FixRow kCures[] = {
     {.id = "smaller_cache",
      .label = "a smaller key-value cache",
      .group = "growth",
-     .lines = "generate(…, cache_implementation=\"offloaded\")  # of transformers; else fewer sequences, or fewer tokens, "
-              "at a time"},
+     .lines =
+         "generate(…, cache_implementation=\"offloaded\")  # of transformers; else fewer sequences, or fewer tokens, "
+         "at a time"},
     {.id = "cache_in_place",
      .label = "one cache, written in place",
      .group = "growth",

@@ -371,15 +371,16 @@ Found find_graph_beside_backward(const ReasonFacts& facts) {
   });
   if (holder == facts.device.referrers.end()) return {};
   const std::string name = as_written(variable_name(holder->variable));
-  return Reason{.text = fmt::format("the graph behind '{}' is no part of this backward pass, nor of that of the step before, "
-                                    "and holds {} ({})",
-                                    name, with_unit(share.bytes), short_place(share.made())),
-                .bytes = share.bytes,
-                .kept_by = std::string(holder->variable),
-                .fix = "no_grad_untrained",
-                .how = {fmt::format("with torch.no_grad():  # around the call that makes {}: detach() of it later keeps the "
-                                    "graph",
-                                    name)}};
+  return Reason{
+      .text = fmt::format("the graph behind '{}' is no part of this backward pass, nor of that of the step before, "
+                          "and holds {} ({})",
+                          name, with_unit(share.bytes), short_place(share.made())),
+      .bytes = share.bytes,
+      .kept_by = std::string(holder->variable),
+      .fix = "no_grad_untrained",
+      .how = {fmt::format("with torch.no_grad():  # around the call that makes {}: detach() of it later keeps the "
+                          "graph",
+                          name)}};
 }
 
 // Its steps are calls of the model: no backward has divided them.

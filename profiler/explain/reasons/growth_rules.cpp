@@ -65,7 +65,8 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   // Nodes that are reached may be too few for all that stays.
   int64_t nodes = 0;
   for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
-  if (growth.kind == GrowthKind::kept_tensors && !growth.is_referred()) {  // no node saves them: their graph is a step's
+  if (growth.kind == GrowthKind::kept_tensors &&
+      !growth.is_referred()) {  // no node saves them: their graph is a step's
     const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, is_of_forward_graph);
     if (nodes * 2 < ops * (int64_t{growth.last_step} - growth.first_step)) return false;
   }
@@ -204,8 +205,9 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
     return lines;
   }
   if (name.ends_with("_buffers"))
-    return {"with torch.no_grad():  # around the lines that assign buffers, as self.running_mean = …: they are of no graph",
-            "self.running_mean = value.detach()"};
+    return {
+        "with torch.no_grad():  # around the lines that assign buffers, as self.running_mean = …: they are of no graph",
+        "self.running_mean = value.detach()"};
   const bool is_list = is_appended_to(variable);
   std::vector<std::string> lines{fmt::format(
       "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
@@ -505,10 +507,10 @@ Found find_whole_jacobian(const ReasonFacts& facts) {
   const std::string_view file = "(torch/autograd/functional.py:";
   if (growth == nullptr || !contains(growth->referrer, file)) return {};
   const std::string function(function_of(growth->referrer));
-  return Reason{.text = fmt::format("{}() computes the derivative of each output, and keeps all of them: {} for one, as large "
-                                    "as what it is with respect to, {} so far{}",
-                                    function, with_unit(growth->bytes_per_step), with_unit(growth->grown_bytes),
-                                    at(growth->held)),
+  return Reason{.text = fmt::format(
+                    "{}() computes the derivative of each output, and keeps all of them: {} for one, as large "
+                    "as what it is with respect to, {} so far{}",
+                    function, with_unit(growth->bytes_per_step), with_unit(growth->grown_bytes), at(growth->held)),
                 .bytes = growth->grown_bytes,
                 .kept_by = growth->referrer,
                 .fix = "parts_of_jacobian"};
@@ -526,9 +528,9 @@ Found find_kept_tensors(const ReasonFacts& facts) {
   for (const std::string& other : beside) how.push_back(line_for_kept(other, of_weights));
   const std::string who =
       beside.empty() ? growth->referrer : fmt::format("{}, and {}", growth->referrer, fmt::join(beside, ", "));
-  return Reason{.text = growth->referrer.empty()
-                            ? fmt::format("{} are kept, {}", what, growing_text(*growth))
-                            : fmt::format("{} {} {}, {}", who, beside.empty() ? "keeps" : "keep", what, growing_text(*growth)),
+  return Reason{.text = growth->referrer.empty() ? fmt::format("{} are kept, {}", what, growing_text(*growth))
+                                                 : fmt::format("{} {} {}, {}", who, beside.empty() ? "keeps" : "keep",
+                                                               what, growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = std::move(how)};
@@ -555,15 +557,16 @@ Found find_kept_traceback(const ReasonFacts& facts) {
 namespace {
 
 Reason output_on_context(const std::string& what, int64_t bytes) {
-  return {.text = fmt::format("{}: ctx has the output, or an object with it, as an attribute; the output keeps its node, "
-                              "and that keeps ctx",
-                              what),
-          .bytes = bytes,
-          .kept_by = "its ctx, by an attribute",
-          .fix = "save_output",
-          .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors",
-                  "ctx.index = graph.index  # in place of ctx.graph = graph, where the object has the output: only what "
-                  "backward reads"}};
+  return {
+      .text = fmt::format("{}: ctx has the output, or an object with it, as an attribute; the output keeps its node, "
+                          "and that keeps ctx",
+                          what),
+      .bytes = bytes,
+      .kept_by = "its ctx, by an attribute",
+      .fix = "save_output",
+      .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors",
+              "ctx.index = graph.index  # in place of ctx.graph = graph, where the object has the output: only what "
+              "backward reads"}};
 }
 
 bool is_function(const Where& made) { return !made.op.empty() && !contains(made.op, "::") && made.node.empty(); }
@@ -681,9 +684,8 @@ std::map<std::string_view, Share> list_containers(const ReasonFacts& facts) {
     if (referrer == nullptr || !is_container(fold_subscripts(referrer->variable)) || !module_of(referrer).empty())
       continue;
     const bool is_list = is_appended_to(referrer->variable);
-    const bool may_be_data =
-        (block.phase == Phase::setup && !is_being_filled(facts, block)) || weights.contains(block.requested_bytes) ||
-        is_copy(block.made.op);
+    const bool may_be_data = (block.phase == Phase::setup && !is_being_filled(facts, block)) ||
+                             weights.contains(block.requested_bytes) || is_copy(block.made.op);
     if (!is_list && may_be_data) continue;
     held[container_name(referrer->variable)].add(block);
   }
@@ -771,9 +773,10 @@ Found name_collected(const ReasonFacts& facts, double part) {
   std::vector<std::string> how{line_for_collected(variable, name)};
   const bool fills_in_one_pass = is_of_step && is_appended_to(variable) && contains(variable, "_modules[");
   if (fills_in_one_pass)
-    how.insert(how.begin(),
-               fmt::format("self.{}.append(x.cpu())  # in the layer; or no append, where nothing reads it: one pass fills it",
-                           name.substr(name.rfind('.') + 1)));
+    how.insert(
+        how.begin(),
+        fmt::format("self.{}.append(x.cpu())  # in the layer; or no append, where nothing reads it: one pass fills it",
+                    name.substr(name.rfind('.') + 1)));
   const bool is_of_graph = share.largest->category == Category::activation && trains_data_alone(facts);
   if (is_of_graph)
     how.insert(how.begin(),

@@ -141,10 +141,12 @@ struct Twins {
 
 /// nullopt where they are little, or models are little of all.
 std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
-  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>> names;  // of a model that is gone no shape is known
+  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>>
+      names;  // of a model that is gone no shape is known
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
-    if (block.category == Category::parameter && is_inside) names[{block.name, block.requested_bytes}].push_back(&block);
+    if (block.category == Category::parameter && is_inside)
+      names[{block.name, block.requested_bytes}].push_back(&block);
   }
   Twins twins;
   int64_t parameters = 0;
@@ -422,13 +424,15 @@ Found find_moved_model(const ReasonFacts& facts) {
   // One that is being trained is needed again.
   if (sum_category(facts, Category::optimizer_state).bytes > 0) {
     return Reason{
-        .text = fmt::format("another model goes to the GPU{}, '{}', beside the one in training: {} of it so far beside {} "
-                            "of parameters, gradients and optimizer state",
-                            at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
+        .text =
+            fmt::format("another model goes to the GPU{}, '{}', beside the one in training: {} of it so far beside {} "
+                        "of parameters, gradients and optimizer state",
+                        at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
         .bytes = moved->share.bytes + requested_bytes(facts),
         .fix = "model_on_host",
-        .how = {"y = other(x).cpu()  # once, before the model in training is there, if what it makes is the same each time",
-                "other.cpu()  # it runs on the host, or the model in training goes there meanwhile: model.cpu()"}};
+        .how = {
+            "y = other(x).cpu()  # once, before the model in training is there, if what it makes is the same each time",
+            "other.cpu()  # it runs on the host, or the model in training goes there meanwhile: model.cpu()"}};
   }
   return Reason{
       .text = fmt::format("another model goes to the GPU{}, '{}', while the one before is still there: {} of it so "
@@ -472,7 +476,9 @@ Found find_weights_being_made(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure_outside_of_layers(facts);
   if (failed == nullptr || !makes_weight(failed->where)) return {};
   const std::vector<StackCall> calls = parse_stack(failed->stack);
-  const auto is_function = [](const StackCall& call) { return !call.function.starts_with('<'); };  // a <listcomp> is none
+  const auto is_function = [](const StackCall& call) {
+    return !call.function.starts_with('<');
+  };  // a <listcomp> is none
   const auto maker = std::ranges::find_if(calls, is_function);
   if (maker == calls.end() || maker->function != "__init__") return {};
   std::set<int64_t> sizes;
@@ -736,7 +742,8 @@ std::string describe_largest_data(const ReasonFacts& facts) {
            facts.referrers.find(block) != nullptr;
   };
   const auto is_of_layer = [&](const LiveBlock& block) {
-    return is_shown(block) && std::ranges::any_of(block.saved_by, [](const Where& node) { return !node.module.empty(); });
+    return is_shown(block) &&
+           std::ranges::any_of(block.saved_by, [](const Where& node) { return !node.module.empty(); });
   };
   const LiveBlock* largest = sum_blocks(facts, is_of_layer).largest;
   if (largest == nullptr) largest = sum_blocks(facts, is_shown).largest;
@@ -793,13 +800,14 @@ Found find_states_that_do_not_fit(const ReasonFacts& facts) {
                 states = sum_category(facts, Category::optimizer_state).bytes + rest.state_bytes;
   const int64_t bytes = parameters + gradients + states;
   if (bytes <= state.free_bytes + state.reserved_bytes) return {};
-  return Reason{.text = fmt::format("whatever the batch, the model itself takes {} in its first step: {} of parameters, "
-                                    "{} of gradients and {} of {}'s state",
-                                    with_unit(bytes), with_unit(parameters), with_unit(gradients), with_unit(states),
-                                    optimizer_of(*trained)),
-                .bytes = bytes / 2,
-                .kept_by = "parameters, their .grad, and the optimizer",
-                .fix = "smaller_states"};
+  return Reason{
+      .text = fmt::format("whatever the batch, the model itself takes {} in its first step: {} of parameters, "
+                          "{} of gradients and {} of {}'s state",
+                          with_unit(bytes), with_unit(parameters), with_unit(gradients), with_unit(states),
+                          optimizer_of(*trained)),
+      .bytes = bytes / 2,
+      .kept_by = "parameters, their .grad, and the optimizer",
+      .fix = "smaller_states"};
 }
 
 Found find_model_states(const ReasonFacts& facts) {

@@ -508,8 +508,9 @@ std::vector<std::string> lines_for_enlarged(const Where& maker) {
     return {
         "y = F.grid_sample(x, part)  # for part of the grid after part; or a smaller window, or a lower resolution"};
   if (is_one_of(maker.op, {"aten::im2col", "aten::unfold"}))
-    return {"for part in x.split(1): F.unfold(part, size)  # and reduce it, before the next; or conv2d(), which makes "
-            "no copy of each window"};
+    return {
+        "for part in x.split(1): F.unfold(part, size)  # and reduce it, before the next; or conv2d(), which makes "
+        "no copy of each window"};
   return {};  // those of the fix
 }
 

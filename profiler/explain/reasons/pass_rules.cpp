@@ -66,14 +66,14 @@ struct KeptPasses {
     }
   }
 
-  /// How often most ops ran: some run twice in each pass.
-  int64_t count_of_most_ops() const {
+  /// `count`, or fewer where most ops ran less often: some run twice in each pass. Not of passes that have a loop.
+  int64_t count_passes() const {
     std::vector<int64_t> counts;
     for (const auto& [maker, equal] : equal_) counts.push_back(equal.count);
-    if (counts.empty()) return 0;
+    if (counts.empty() || most_times_ == 0) return count;
     const auto middle = counts.begin() + std::ssize(counts) / 2;
     std::ranges::nth_element(counts, middle);
-    return *middle;
+    return *middle < 2 ? count : (count * *middle + most_times_ - 1) / most_times_;
   }
 
   /// What was made about as often as what was made most: by the turns of a loop, each of which may make that several times, and not
@@ -177,7 +177,7 @@ KeptPasses count_passes(const ReasonFacts& f) {
   kept.count_equal();
   const int64_t layers = count_namesakes(f.device.state);
   kept.turns = (kept.count + layers - 1) / layers;
-  kept.count = std::min({kept.turns, count_beginnings(f.device.step_allocations), kept.count_of_most_ops()});
+  kept.count = std::min(kept.turns, count_beginnings(f.device.step_allocations));
   return kept;
 }
 
@@ -333,7 +333,7 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   if (evaluation == calls.end() && !are_several && !by_mode) return {};
   const std::string place = call == calls.end() ? find_caller_of_model(calls, failure.where) : name_call(*call);
   const bool one = kept.count <= 1;
-  const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count);
+  const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count_passes());
   const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
   const std::string_view loop = by_mode ? "a model in evaluation mode keeps" : "a loop keeps";
   const std::string text =
@@ -417,11 +417,12 @@ Found find_several_passes(const ReasonFacts& f) {
       kept.count < (is_sum ? kFewestOfSum : kFewestPasses) || !is_large(f, kept.bytes, kWorthNaming))
     return {};
   const bool is_rollout = is_state_of_passes(f, holder);
-  return Reason{.text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count,
-                                    is_rollout ? ", each from what the one before made, " + holder : "",
-                                    with_unit(kept.bytes), short_place(failure.where)),
-                .bytes = kept.bytes,
-                .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass"};
+  return Reason{
+      .text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count_passes(),
+                          is_rollout ? ", each from what the one before made, " + holder : "", with_unit(kept.bytes),
+                          short_place(failure.where)),
+      .bytes = kept.bytes,
+      .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass"};
 }
 
 // A loop within one forward pass: a cell of a recurrent layer that runs once for each position, or any layers that do. The whole model
@@ -501,11 +502,12 @@ Found find_graphs_of_loop(const ReasonFacts& f) {
   const auto& [turns, kept] = *most;
   const std::string_view sum = find_sum_of_turns(f, turns);
   if (kept.ops < (sum.empty() ? kFewestOps : kFewestOpsOfSum) || !is_large(f, kept.bytes)) return {};
-  return Reason{.text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({}){}",
-                                    turns, with_unit(kept.bytes), short_place(kept.largest->made),
-                                    sum.empty() ? "" : fmt::format("; '{}' adds up what they make", sum)),
-                .bytes = kept.bytes,
-                .fix = "backward_of_each_pass"};
+  return Reason{
+      .text = fmt::format("{} turns of a loop keep their graphs until one backward for all of them: {} ({}){}", turns,
+                          with_unit(kept.bytes), short_place(kept.largest->made),
+                          sum.empty() ? "" : fmt::format("; '{}' adds up what they make", sum)),
+      .bytes = kept.bytes,
+      .fix = "backward_of_each_pass"};
 }
 
 }  // namespace oomdiag

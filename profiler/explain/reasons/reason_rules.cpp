@@ -207,10 +207,10 @@ Found find_temporaries_of_weight(const ReasonFacts& facts, const OutOfMemory& fa
   const int64_t bytes = made.bytes + failed.requested_bytes;
   if (made.count == 0 || !is_large(facts, bytes)) return {};
   const std::string name = weight->name.empty() ? "the largest weight" : std::string(weight->name);
-  return Reason{.text = fmt::format("the optimizer's step makes {} tensors as large as {}{}, {} in all, above the weight, "
-                                    "its gradient and its state ({}{})",
-                                    made.count + 1, name, comma_shape(*weight), with_unit(bytes), failed.where.op,
-                                    at(failed.where)),
+  return Reason{.text = fmt::format(
+                    "the optimizer's step makes {} tensors as large as {}{}, {} in all, above the weight, "
+                    "its gradient and its state ({}{})",
+                    made.count + 1, name, comma_shape(*weight), with_unit(bytes), failed.where.op, at(failed.where)),
                 .bytes = bytes,
                 .fix = "fused_or_single",
                 .how = {"optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # makes none of them; or the "

@@ -223,8 +223,7 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   std::vector<std::string> lines{
       "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
   if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
-  if (fails)
-    lines.emplace_back("x = x.float()  # on the host first, if it is float64, as of NumPy; or .half()");
+  if (fails) lines.emplace_back("x = x.float()  # on the host first, if it is float64, as of NumPy; or .half()");
   const int64_t times = fails ? compare_with_copies_before(facts) : 0;
   if (times >= kFarLarger)
     lines.insert(lines.begin(),
@@ -720,7 +719,7 @@ Found find_many_rows(const ReasonFacts& facts) {
                     runs_checkpoints(facts) ? "" : ", as nothing is checkpointed", with_unit(saved.bytes / rows),
                     has_backward ? "" : "; no optimizer is there, and without backward, torch.no_grad() keeps none"),
                 .bytes = saved.bytes / (has_backward ? 2 : 1),
-                .fix = !has_backward                                          ? "no_grad_in_evaluation"
+                .fix = !has_backward                                           ? "no_grad_in_evaluation"
                        : of_data_alone                                         ? "split_batch"
                        : (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows"
                                                                                : "",

@@ -27,7 +27,7 @@ struct StepModel {
   std::string growing_place{};                  ///< "train.py:11", or what else is known of it
   bool leaks = false;                           ///< growth is why it failed, or why it will
   bool has_backward = true;                     ///< the program ran backward, as far as was seen
-  bool only_infers = false;                     ///< the pass that failed wants no gradients, or complete steps went by without backward
+  bool only_infers = false;  ///< the pass that failed wants no gradients, or complete steps went by without backward
   AllocatorSettings settings{};
   int compute_major = 0;         ///< of the device, 0 = not known
   std::string_view optimizer{};  ///< class of the one that has most parameters, "AdamW", or empty

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 
-#include "profiler/report/make_report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/make/make_report.h"
+#include "profiler/report/text/text.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
 #include "tests/catch.h"

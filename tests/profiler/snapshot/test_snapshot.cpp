@@ -4,8 +4,8 @@
 #include <random>
 
 #include "profiler/error.h"
-#include "profiler/report/make_report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/make/make_report.h"
+#include "profiler/report/text/text.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
 #include "tests/catch.h"

@@ -7,8 +7,8 @@
 
 #include "profiler/error.h"
 #include "profiler/replay/replay.h"
-#include "profiler/report/make_report.h"
-#include "profiler/report/text.h"
+#include "profiler/report/make/make_report.h"
+#include "profiler/report/text/text.h"
 #include "profiler/trace/writer.h"
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 device = torch.device("cuda")
-CFG = [64, 64, "M", 128, 128, "M", 256, 256]
+CFG = [64, 64, "M", 128, 128, "M", 192, 192]
 
 
 class SmallImages(Dataset):

@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Denoiser(nn.Module):
-    def __init__(self, dim=1024, depth=6, text_dim=2048, pooled_dim=768):
+    def __init__(self, dim=1024, depth=4, text_dim=2048, pooled_dim=768):
         super().__init__()
         self.inp, self.out = nn.Linear(64, dim), nn.Linear(dim, 64)
         self.text, self.pooled = nn.Linear(text_dim, dim), nn.Linear(pooled_dim, dim)
@@ -58,7 +58,7 @@ class Denoiser(nn.Module):
 
 def load_text_encoders():
     clip = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
-    t5 = T5EncoderModel(T5Config(d_model=2048, d_kv=64, d_ff=5120, num_layers=16, num_heads=32))
+    t5 = T5EncoderModel(T5Config(d_model=2048, d_kv=64, d_ff=5120, num_layers=8, num_heads=32))
     return clip.to(DEVICE, HALF).eval(), t5.to(DEVICE, HALF).eval()
 
 

@@ -80,5 +80,5 @@ def infer(residues, crop_length, max_crops, device, fixed):
             "bonds": int((bonds > 0.5).sum())}
 
 
-def modelangelo_collate(fixed=False, residues=12000):
+def modelangelo_collate(fixed=False, residues=9000):
     return infer(residues, crop_length=200, max_crops=20, device=torch.device("cuda"), fixed=fixed)["bonds"]

@@ -100,4 +100,4 @@ def moft_test(fixed=False):
     torch.manual_seed(0)
     trainer = Trainer(MofTransformer(), torch.device("cuda"), fixed=fixed)
     trainer.fit(DataLoader(MofDataset(32), batch_size=8, shuffle=True))
-    return trainer.test(DataLoader(MofDataset(1600, seed=1), batch_size=32))
+    return trainer.test(DataLoader(MofDataset(960, seed=1), batch_size=32))

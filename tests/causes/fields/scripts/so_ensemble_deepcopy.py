@@ -8,7 +8,7 @@ from torchvision import models
 
 DEVICE = torch.device("cuda")
 CONFIGS = {"a": {"lr": 1e-4, "dropout": 0.5}, "b": {"lr": 3e-4, "dropout": 0.5}, "c": {"lr": 1e-4, "dropout": 0.2},
-           "d": {"lr": 3e-4, "dropout": 0.2}, "e": {"lr": 1e-3, "dropout": 0.5}}
+           "d": {"lr": 3e-4, "dropout": 0.2}}
 
 
 class Birds(Dataset):

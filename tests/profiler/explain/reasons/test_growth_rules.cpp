@@ -1,0 +1,628 @@
+#include "profiler/explain/reasons/reason_evidence.h"
+#include "profiler/explain/reasons/reason_rules.h"
+#include "tests/catch.h"
+#include "tests/profiler/explain/reasons/at_oom.h"
+
+namespace oomdiag {
+
+TEST_CASE("who keeps the graph of each step is said by name, and so is what hands it on", "[explain][reasons]") {
+  const std::string variable = "variable 'energies' in run_dynamics (simulate_all_systems.py:463)";
+  const Growth growth{
+      .kind = GrowthKind::retained_graph, .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = variable};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{growth};
+  auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text == variable + " keeps the graph of each step, 10.00 MiB per step");
+  CHECK(reason->how == std::vector<std::string>{"energies += loss.item()  # of a tensor: loss.detach()"});
+
+  device.referrers = {
+      {.variable = "attribute 'model.state' in run_dynamics (simulate_all_systems.py:463)", .nodes = 1}};
+  reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        variable + " keeps the graph of each step, 10.00 MiB per step; model.state hands it to the next");
+  CHECK(reason->how == std::vector<std::string>{"model.state = model.state.detach()  # before the next step uses it"});
+}
+
+TEST_CASE("what functools.lru_cache keeps of each step is let go by its cache_clear()", "[explain][reasons]") {
+  const Growth growth{
+      .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = "lru_cache of 'Net.positions' in train.py"};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{growth};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->how.front().starts_with("Net.positions.cache_clear()  # "));
+}
+
+TEST_CASE("graphs that grow without any backward are those of an evaluation, or wait for it", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device, {growth}) == "evaluation_keeps_graphs");
+  device.state.blocks.push_back(parameter("0.weight", true));
+  CHECK(reason_of(device, {growth}) == "several_forward_passes");
+}
+
+TEST_CASE("outputs whose graph backward has freed are kept tensors", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  StepAllocation kept = graph_block("0", 80_MiB);
+  kept.born = StepAllocation::kBefore;
+  kept.category = Category::output;
+  kept.ever_saved = true;
+  device.step_allocations = {.step = 5, .blocks = {kept}};
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  device.step_allocations.blocks.front().category = Category::activation;
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
+}
+
+TEST_CASE("what no variable leads to is a reference cycle, if they were looked through", "[explain][reasons]") {
+  const Growth growth{
+      .kind = GrowthKind::kept_tensors, .grown_bytes = 90_MiB, .held = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {growth}) == "reference_cycle");
+  Growth named = growth;
+  named.referrer = "list 'history' in a.py";
+  CHECK(reason_of(device, {named}) == "kept_tensors");
+  StepAllocation in_graph = graph_block("0", 80_MiB);
+  in_graph.made = growth.held;
+  device.step_allocations = {.step = 5, .blocks = {in_graph}};
+  device.referrers = {{.variable = "variable 'total' in a.py", .nodes = 40}};
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");  // the graph of total keeps it
+  device.referrers.front().nodes = 2;
+  CHECK(reason_of(device, {growth}) == "reference_cycle");
+}
+
+TEST_CASE("of tensors of which a variable has parts only, views keep the rest", "[explain][reasons]") {
+  const Where made{.op = "aten::mul", .source = "a.py:3"};
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .grown_bytes = 90_MiB,
+                      .held = made,
+                      .places = {{.where = made, .blocks = 9}},
+                      .referrer = "list 'rows' in a.py"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.looked_for_referrers = true;
+  const Referrer whole{.variable = growth.referrer, .made = made, .bytes = 10_MiB, .storage_bytes = 10_MiB};
+  device.referrers.assign(9, whole);
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  Referrer part = whole;
+  part.bytes = 1_MiB;
+  device.referrers.assign(9, part);
+  CHECK(reason_of(device, {growth}) == "small_view");
+  device.referrers.insert(device.referrers.end(), 9, whole);
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+}
+
+TEST_CASE("without steps equal tensors that no variable leads to are a reference cycle", "[explain][reasons]") {
+  const LiveBlock state{
+      .bytes = 40_MiB, .category = Category::input, .made = {.op = "aten::randn", .source = "a.py:3"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, state));
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) == "reference_cycle");
+  device.referrers.assign(9, {.variable = "list 'states' in a.py", .made = state.made});
+  CHECK(reason_of(device) == "kept_tensors");
+}
+
+TEST_CASE("models that a list comprehension moves to the GPU are no reference cycle", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 40_MiB, .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, weight));
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) == "reference_cycle");
+  for (LiveBlock& block : device.state.blocks) block.let_go = true;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("what the garbage collector freed after the failure was a reference cycle", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 40_MiB, .let_go = true, .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, weight));
+  device.looked_for_referrers = true;
+  for (uint64_t b = 0; LiveBlock & block : device.state.blocks) {
+    block.born = ++b;
+    block.freed = 100 + b;
+  }
+  CHECK(reason_of(device) == "reference_cycle");
+  for (LiveBlock& block : device.state.blocks) block.freed = 100 - block.born;  // a list frees its last item first
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("attributes that keep tensors of a few earlier steps are named, variables are not", "[explain][reasons]") {
+  LiveBlock seen{.bytes = 64_MiB,
+                 .requested_bytes = 64_MiB,
+                 .category = Category::output,
+                 .phase = Phase::forward,
+                 .step = 2,
+                 .made = {.op = "aten::relu", .module = "1", .source = "a.py:3"}};
+  LiveBlock later = seen;
+  later.step = 3;
+  later.made.module = "2";
+  DeviceHistory device = at_oom({seen, later});
+  device.state.step = 5;
+  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
+    device.referrers.push_back(
+        {.variable = variable, .made = block.made, .bytes = block.bytes, .storage_bytes = block.bytes});
+  };
+  refer(seen, "attribute 'nets[0].seen' in main (a.py:7)");
+  refer(later, "attribute 'nets[1].seen' in main (a.py:7)");
+  CHECK(find_reason({.device = device, .growths = {}})->text ==
+        "attribute 'nets[*].seen' in main (a.py:7) keeps tensors of earlier steps at a.py:3: 128.00 MiB");
+  device.referrers.clear();
+  refer(seen, "variable 'output' in main (a.py:7)");
+  refer(later, "variable 'output' in main (a.py:7)");
+  CHECK(reason_of(device) != "kept_tensors");
+}
+
+TEST_CASE("results that any container keeps are named by it, data that it held from the start are not",
+          "[explain][reasons]") {
+  const LiveBlock starts{.bytes = 8_MiB,
+                         .requested_bytes = 8_MiB,
+                         .category = Category::output,
+                         .phase = Phase::forward,
+                         .step = 5,
+                         .made = {.op = "aten::contiguous", .source = "a.py:3"}};
+  LiveBlock ends = starts;
+  ends.made.source = "a.py:4";
+  std::vector<LiveBlock> blocks(6, starts);
+  blocks.resize(12, ends);
+  DeviceHistory device = at_oom(blocks);
+  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
+    device.referrers.push_back({.variable = variable, .made = block.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
+  };
+  refer(starts, "attribute 'kept[rays][0].starts' in render (a.py:7)");
+  refer(ends, "attribute 'kept[rays][0].ends' in render (a.py:7)");
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "kept_tensors");
+  CHECK(reason->text == "attribute 'kept[rays][*].starts' in render (a.py:7) keeps 12 results at a.py:3: 96.00 MiB");
+  CHECK(reason->how.front().starts_with("for _each in kept[rays]: _each.starts = _each.starts.cpu()"));
+  for (LiveBlock& block : device.state.blocks) block.phase = Phase::setup;
+  CHECK(reason_of(device) != "kept_tensors");
+}
+
+TEST_CASE("graphs that too few nodes lead to are kept by nothing that variables reach", "[explain][reasons]") {
+  const Where made{.op = "aten::silu", .module = "layer", .source = "cam.py:9"};
+  const Growth growth{.kind = GrowthKind::retained_graph,
+                      .bytes_per_step = 10_MiB,
+                      .grown_bytes = 90_MiB,
+                      .first_step = 1,
+                      .last_step = 9,
+                      .held = made,
+                      .place_count = 10};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.looked_for_referrers = true;
+  device.step_allocations.blocks = {{.bytes = 1_MiB, .in_graph = true, .made = made}};
+  device.referrers = {{.variable = "variable 'outputs' in cam.py", .nodes = 200}};
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
+  device.referrers.front().nodes = 40;  // of the last step alone
+  CHECK(reason_of(device, {growth}) == "reference_cycle");
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device, {growth}) == "reference_cycle");
+}
+
+TEST_CASE("outputs of a function that no variable leads to stay on its context, before a step has ended, too",
+          "[explain][reasons]") {
+  const LiveBlock output{.bytes = 20_MiB,
+                         .category = Category::output,
+                         .phase = Phase::forward,
+                         .made = {.op = "OdeintMethod", .source = "ode.py:9"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(10, output));
+  CHECK(reason_of(device) != "output_on_ctx");
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) == "output_on_ctx");
+  device.referrers = std::vector<Referrer>(6, {.variable = "list 'kept' in a.py", .made = output.made});
+  CHECK(reason_of(device) != "output_on_ctx");
+}
+
+TEST_CASE("growth is named by what the program does", "[explain][reasons]") {
+  const Where lstm{.op = "aten::lstm", .source = "train.py:16"};
+  const Where cat{.op = "aten::cat", .source = "run.py:8"};
+  const Where cache{.op = "aten::cat", .module = "h.0.attn", .source = "run.py:8"};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .places = {{.where = lstm}}}}) ==
+        "recurrent_state");
+  CHECK(reason_of(device, {{.kind = GrowthKind::growing_buffer, .grown_bytes = 90_MiB, .held = cat}}) ==
+        "growing_buffer");
+  CHECK(reason_of(device, {{.kind = GrowthKind::growing_buffer, .grown_bytes = 90_MiB, .held = cache}}) ==
+        "key_value_cache");
+}
+
+TEST_CASE("what each layer has as an attribute is a local variable of its forward()", "[explain][reasons]") {
+  const LiveBlock bias{.bytes = 8_MiB,
+                       .requested_bytes = 8_MiB,
+                       .category = Category::output,
+                       .phase = Phase::forward,
+                       .step = 5,
+                       .made = {.op = "aten::div", .source = "a.py:3"}};
+  const auto line_for = [&](std::string_view variable) {
+    DeviceHistory device = at_oom(std::vector<LiveBlock>(12, bias));
+    device.referrers.assign(12, {.variable = variable, .made = bias.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
+    const auto reason = find_reason({.device = device, .growths = {}});
+    return reason ? reason->how.front() : std::string();
+  };
+  CHECK(line_for("attribute 'model._modules[\"layers\"]._modules[3].bias_of_positions' in main (a.py:9)")
+            .ends_with("bias_of_positions = None  # once it has served, in forward(): there a local variable does"));
+  CHECK(line_for("list 'self._modules[\"c2\"].seen' in forward (a.py:2)").starts_with("self.seen.append(x.cpu())"));
+}
+
+TEST_CASE("results of all steps that are joined are there twice", "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.failure->where = {.op = "aten::cat", .source = "run.py:9"};
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .bytes_per_step = 10_MiB,
+                      .grown_bytes = 90_MiB,
+                      .held = {.op = "aten::relu", .source = "run.py:5"},
+                      .referrer = "list 'seen' in main (run.py:2)"};
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "joined_results");
+  CHECK(reason->text ==
+        "aten::cat at run.py:9 joins what list 'seen' in main (run.py:2) keeps of each step (10.00 MiB per step): "
+        "64.00 MiB more, while all parts are still there");
+  CHECK(reason->how.front().starts_with("seen.append(x.detach().cpu())"));
+  device.failure->requested_bytes = 20_MiB;  // of other parts
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+}
+
+TEST_CASE("steps that are computed from the gradients of those before are differentiated twice", "[explain][reasons]") {
+  Growth graphs{.kind = GrowthKind::retained_graph,
+                .grown_bytes = 90_MiB,
+                .places = {{.where = {.op = "aten::tanh"}, .bytes_per_step = 3_MiB}}};
+  const Growth gradients{.kind = GrowthKind::kept_tensors,
+                         .grown_bytes = 30_MiB,
+                         .places = {{.where = {.op = "aten::tanh_backward"}, .bytes_per_step = 1_MiB}}};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {graphs}) == "graph_of_earlier_steps");
+  CHECK(reason_of(device, {graphs, gradients}) == "create_graph");
+  graphs.referrer = "list 'penalties' in train.py";
+  CHECK(reason_of(device, {graphs, gradients}) == "graph_of_earlier_steps");
+}
+
+TEST_CASE("what a function of autograd leaves behind alone is an output on its context", "[explain][reasons]") {
+  const Where made{.op = "Exponential", .module = "0", .source = "flow.py:9"};
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .bytes_per_step = 4_MiB,
+                      .grown_bytes = 90_MiB,
+                      .held = made,
+                      .places = {{.where = made, .bytes_per_step = 4_MiB}}};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "output_on_ctx");
+  Growth of_graph = growth;  // no backward has come, and the node has still what it saved
+  of_graph.kind = GrowthKind::retained_graph;
+  CHECK(reason_of(device, {of_graph}) != "output_on_ctx");
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {of_graph}) == "output_on_ctx");
+  of_graph.referrer = "list 'losses' in train.py";
+  CHECK(reason_of(device, {of_graph}) != "output_on_ctx");
+  Growth other = growth;
+  other.held.op = "aten::relu";
+  CHECK(reason_of(device, {growth, other}) != "output_on_ctx");
+}
+
+TEST_CASE("gradients are kept where no graph is built, and would let the request through", "[explain][reasons]") {
+  const LiveBlock gradient{.bytes = 80_MiB, .category = Category::gradient};
+  DeviceHistory device = at_oom({gradient, parameter("0.weight", true)});
+  device.state.reserved_bytes = device.state.allocated_bytes;
+  StepAllocation made = graph_block("0", 1_MiB);
+  made.in_graph = false;
+  device.step_allocations = {.step = 5, .blocks = {made}};
+  CHECK(reason_of(device) == "gradients_kept");
+  device.step_allocations.blocks.front().in_graph = true;
+  CHECK(reason_of(device) != "gradients_kept");
+  device.step_allocations.blocks.clear();
+  CHECK(reason_of(device) != "gradients_kept");
+  device.failure->phase = Phase::other;
+  CHECK(reason_of(device) == "gradients_kept");
+  device.failure->requested_bytes = 90_MiB;
+  CHECK(reason_of(device) != "gradients_kept");
+}
+
+TEST_CASE("a loop that is still filling a list or a dict is what runs out of memory", "[explain][reasons]") {
+  const LiveBlock made{.bytes = 64_MiB,
+                       .requested_bytes = 64_MiB,
+                       .category = Category::unknown,
+                       .phase = Phase::setup,
+                       .made = {.op = "aten::zeros", .source = "fill.py:5"},
+                       .shape = "[4096, 4096] float32"};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, made));
+  device.failure->phase = Phase::setup;
+  device.failure->step = 0;
+  device.failure->where = {.op = "aten::zeros", .source = "fill.py:5"};
+  device.attribution.backward_bytes = 0;
+  const auto of_loop =
+      find_reason({.device = device, .growths = {}});  // of a comprehension: no variable leads to its list yet
+  REQUIRE(of_loop);
+  CHECK(of_loop->id == "kept_tensors");
+  CHECK(of_loop->text ==
+        "aten::zeros at fill.py:5 runs again and again, and all that it makes stays: 9 tensors of 64.00 MiB so far");
+  CHECK(of_loop->piles_up);
+  device.referrers.assign(9, {.variable = "dict 'cache' in fill.py", .made = made.made, .storage_bytes = 64_MiB});
+  const auto of_dict = find_reason({.device = device, .growths = {}});
+  REQUIRE(of_dict);
+  CHECK(of_dict->text.starts_with("dict 'cache' in fill.py keeps 9 results at fill.py:5"));
+  device.failure->where.source = "fill.py:9";
+  for (Referrer& one : device.referrers) one.variable = "list 'cache' in fill.py";
+  const auto in_advance = find_reason({.device = device, .growths = {}});
+  REQUIRE(in_advance);
+  CHECK(in_advance->text.find("made in advance") != std::string::npos);
+}
+
+TEST_CASE("what variables refer to themselves is kept by them, not by a graph", "[explain][reasons]") {
+  Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .held = {.node = "MmBackward0"}};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "create_graph");
+  growth.referred_bytes = 80_MiB;
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+}
+
+TEST_CASE("graphs of a few earlier steps that a list leads to are its", "[explain][reasons]") {
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 2), kept_activation(100_MiB, 3)});
+  device.state.step = 5;
+  device.referrers = {{.variable = "list 'history' in train.py", .nodes = 40}};
+  CHECK(reason_of(device) == "graph_of_earlier_steps");
+  device.state.blocks.back().step = 2;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("parameters of which each step has more are a model that grows", "[explain][reasons]") {
+  const Where joined{.op = "aten::cat", .source = "splat.py:95"};
+  DeviceHistory device = at_oom({{.bytes = 100_MiB, .category = Category::parameter, .made = joined, .trained = true},
+                                 {.bytes = 200_MiB, .category = Category::optimizer_state, .made = joined}});
+  const Growth growth{.kind = GrowthKind::growing_buffer,
+                      .bytes_per_step = 5_MiB,
+                      .grown_bytes = 250_MiB,
+                      .held = joined,
+                      .referrer = "defaultdict 'optimizer.state' in train (splat.py:7)"};
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "growing_model");
+  CHECK(reason->text ==
+        "the model itself grows: aten::cat makes parameters and the optimizer's state larger at splat.py:95, 5.00 MiB "
+        "more per step, and their gradients with them");
+  for (LiveBlock& block : device.state.blocks) block.category = Category::output;
+  CHECK(reason_of(device, {growth}) == "growing_buffer");
+}
+
+TEST_CASE("lists that one loop fills keep their results together", "[explain][reasons]") {
+  DeviceHistory device = at_oom({});
+  for (const char* line : {"net.py:4", "net.py:5", "net.py:6"}) {
+    for (int i = 0; i < 10; ++i) {
+      device.state.blocks.push_back({.bytes = 6_MiB,
+                                     .requested_bytes = 6_MiB,
+                                     .category = Category::output,
+                                     .step = 5,
+                                     .made = {.op = "aten::mul", .source = line}});
+      device.state.allocated_bytes += 6_MiB;
+    }
+  }
+  device.failure->requested_bytes = 6_MiB;
+  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:7)",
+                       .made = {.op = "aten::mul", .source = "net.py:4"},
+                       .storage_bytes = 6_MiB},
+                      {.variable = "list 'masks' in predict (eval.py:7)",
+                       .made = {.op = "aten::mul", .source = "net.py:5"},
+                       .storage_bytes = 6_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "kept_tensors");
+  CHECK(reason->bytes == 120_MiB);  // the third line's have no referrer
+  CHECK(reason->text.find("list 'masks' in predict (eval.py:7) and outputs keep 20 results") == 0);
+}
+
+TEST_CASE("all lists that one loop fills are named where tensors of each step stay", "[explain][reasons]") {
+  const Where logits{.op = "aten::add", .module = "net", .source = "epoch.py:47"},
+      labels{.op = "aten::to", .source = "epoch.py:45"};
+  const Growth growth{
+      .bytes_per_step = 20_MiB,
+      .grown_bytes = 200_MiB,
+      .first_step = 1,
+      .last_step = 11,
+      .held = logits,
+      .places = {{.where = logits, .bytes_per_step = 10_MiB}, {.where = labels, .bytes_per_step = 10_MiB}},
+      .place_count = 2,
+      .referrer = "list 'scores' in train (epoch.py:41)",
+      .referred_bytes = 200_MiB};
+  DeviceHistory device = at_oom({{.bytes = 200_MiB, .category = Category::output}});
+  device.referrers.assign(9, {.variable = "list 'truth' in train (epoch.py:41)", .made = labels, .bytes = 10_MiB});
+  const auto reason = find_kept_tensors({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("list 'scores' in train (epoch.py:41), and list 'truth' in train (epoch.py:41) keep"));
+  REQUIRE(reason->how.size() == 2);
+  CHECK(reason->how.back().starts_with("truth.append(x.detach().cpu())"));
+}
+
+TEST_CASE("what is joined is counted of its own container, and not of others that are as long", "[explain][reasons]") {
+  DeviceHistory device = at_oom({});
+  for (const char* line : {"eval.py:4", "eval.py:5"}) {
+    for (int i = 0; i < 3; ++i) {
+      device.state.blocks.push_back({.bytes = 50_MiB,
+                                     .requested_bytes = 50_MiB,
+                                     .category = Category::output,
+                                     .step = 5,
+                                     .made = {.op = "aten::mul", .source = line}});
+      device.state.allocated_bytes += 50_MiB;
+    }
+  }
+  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:1)",
+                       .made = {.op = "aten::mul", .source = "eval.py:4"},
+                       .storage_bytes = 50_MiB},
+                      {.variable = "list 'masks' in predict (eval.py:1)",
+                       .made = {.op = "aten::mul", .source = "eval.py:5"},
+                       .storage_bytes = 50_MiB}};
+  device.failure->where = {.op = "aten::cat", .source = "eval.py:9"};
+  device.failure->requested_bytes = 150_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "joined_results");
+  CHECK(reason->text.find("joins the 3 tensors of ") != std::string::npos);
+}
+
+TEST_CASE("graphs that a container collects keep what backward made to be differentiated, too", "[explain][reasons]") {
+  const Growth gradients{.kind = GrowthKind::kept_tensors,
+                         .bytes_per_step = 3_MiB,
+                         .grown_bytes = 60_MiB,
+                         .held = {.node = "MulBackward0", .op = "aten::mul", .source = "pde.py:9"},
+                         .places = {{.where = {.op = "aten::mul"}, .bytes_per_step = 3_MiB, .differentiated = true}}};
+  Growth graphs{.kind = GrowthKind::retained_graph,
+                .bytes_per_step = 2_MiB,
+                .grown_bytes = 40_MiB,
+                .held = {.op = "aten::tanh", .source = "pde.py:7"},
+                .places = {{.where = {.op = "aten::tanh"}, .bytes_per_step = 2_MiB}}};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::gradient});
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {gradients, graphs}) == "create_graph");
+  graphs.referrer = "dict 'history' in train (pde.py:3)";
+  const std::vector<Growth> growths{gradients, graphs};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "dict 'history' in train (pde.py:3) keeps the graph of each step at pde.py:7, 5.00 MiB per step");
+  CHECK(reason->bytes == 100_MiB);
+}
+
+TEST_CASE("a variable of forward() leads to earlier calls by a state of a module", "[explain][reasons]") {
+  Growth growth{.kind = GrowthKind::retained_graph,
+                .bytes_per_step = 10_MiB,
+                .grown_bytes = 100_MiB,
+                .held = {.op = "aten::sub", .module = "conv.2", .source = "snn.py:7"},
+                .referrer = "variable 'spikes' in forward (snn.py:20)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.attribution.backward_bytes = 0;
+  device.referrers = {{.variable = growth.referrer, .nodes = 900, .bytes = 4},
+                      {.variable = "attribute 'net._modules[\"conv\"]._modules[2].v' in main (snn.py:31)",
+                       .made = {.op = "aten::add", .source = "snn.py:8"},
+                       .nodes = 4,
+                       .bytes = 1_MiB}};
+  const std::vector<Growth> growths{growth};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->id == "recurrent_state");
+  CHECK(reason->text.starts_with("a state that modules keep from one call to the next, net.conv[2].v,"));
+  growth.referrer = "variable 'total' in main (snn.py:31)";
+  CHECK(reason_of(device, {growth}) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("losses in a list are said to wait for a backward, where none for the parameters has run",
+          "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph,
+                      .bytes_per_step = 10_MiB,
+                      .grown_bytes = 100_MiB,
+                      .held = {.op = "aten::mul", .source = "fit.py:7"},
+                      .referrer = "list 'losses' in loss_of_all (fit.py:5)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4), parameter("0.weight", true)});
+  const std::vector<Growth> growths{growth};
+  auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->text.ends_with("; no backward for the parameters has run yet"));
+  CHECK(reason->how.back().starts_with("loss.backward()"));
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::gradient});
+  reason = find_reason({.device = device, .growths = growths});
+  CHECK(reason->text.ends_with("per step"));
+}
+
+TEST_CASE("detached losses in a list keep no graph", "[explain][growth]") {
+  const Where loss{.op = "aten::div", .source = "train.py:30"};
+  const auto growing = [&](int64_t nodes) {
+    std::vector<Growth> growths{{.kind = GrowthKind::retained_graph,
+                                 .bytes_per_step = 10_MiB,
+                                 .grown_bytes = 40_MiB,
+                                 .first_step = 1,
+                                 .last_step = 5,
+                                 .held = loss,
+                                 .places = {{.where = loss, .bytes_per_step = 10_MiB, .blocks = 4}},
+                                 .place_count = 1}};
+    const Referrer referrer{.variable = "list 'losses' in fit (train.py:20)", .made = loss, .nodes = nodes, .bytes = 4};
+    find_referrers({referrer, referrer, referrer, referrer}, growths);
+    return growths.front().referrer;
+  };
+  CHECK(growing(0).empty());
+  CHECK(growing(9) == "list 'losses' in fit (train.py:20)");
+}
+
+TEST_CASE("what several nodes of a backward pass made is of one context", "[explain][growth]") {
+  std::vector<Growth> growths{
+      {.kind = GrowthKind::kept_tensors,
+       .grown_bytes = 40_MiB,
+       .places = {{.where = {.op = "aten::conv2d", .module = "stem"}, .context = 7, .blocks = 2}}}};
+  const Where other{.op = "aten::conv2d", .module = "stages.0.f"};
+  CHECK_FALSE(growths.front().has(other, 0));
+  CHECK_FALSE(growths.front().has(other, 8));
+  CHECK(growths.front().has(other, 7));
+  const Referrer referrer{
+      .variable = "list 'kept' in f (a.py:1)", .made = other, .storage_bytes = 20_MiB, .context = 7};
+  find_referrers({referrer, referrer}, growths);
+  CHECK(growths.front().referrer == "list 'kept' in f (a.py:1)");
+}
+
+TEST_CASE("what a container has of tensors made in advance are no results", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(10, {.bytes = 30_MiB,
+                                     .requested_bytes = 30_MiB,
+                                     .category = Category::input,
+                                     .made = {.op = "aten::zeros", .source = "serve.py:32"}});
+  DeviceHistory device = at_oom(blocks);
+  device.failure->requested_bytes = 6_MiB;
+  device.failure->where = {.op = "aten::einsum", .module = "Layer", .source = "serve.py:18"};
+  device.referrers = {{.variable = "list 'engine.cache' in serve.py",
+                       .made = {.op = "aten::zeros", .source = "serve.py:32"},
+                       .storage_bytes = 30_MiB}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "list 'engine.cache' in serve.py has 10 tensors that were made in advance at serve.py:32, to be filled: 300.00 "
+        "MiB");
+  CHECK(reason->fix == "smaller_cache");
+  for (LiveBlock& block : device.state.blocks) block.step = 4;
+  CHECK(find_reason({.device = device, .growths = {}})->fix == "results_to_host");
+}
+
+TEST_CASE("gradients that grow are kept by parameters, not by a reference cycle", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .bytes_per_step = 32_MiB,
+                      .grown_bytes = 96_MiB,
+                      .held = {.op = "aten::pow", .source = "fit.py:44"}};
+  LiveBlock gradient = kept_activation(64_MiB, 4);
+  gradient.made = growth.held;
+  gradient.category = Category::gradient;
+  DeviceHistory device = at_oom({gradient, gradient});
+  device.looked_for_referrers = true;
+  const std::vector<Growth> growths{growth};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->id == "gradients_kept");
+  CHECK(
+      reason->text ==
+      "gradients of more and more parameters stay: 2 of 64.00 MiB each by now, made at fit.py:44, 32.00 MiB per step");
+  CHECK(reason->kept_by == "parameters, as their .grad: 2 gradients, 128.00 MiB");
+  for (LiveBlock& block : device.state.blocks) block.category = Category::output;
+  CHECK(reason_of(device, growths) == "reference_cycle");
+}
+
+TEST_CASE("data that require gradients and their .grad keep one another", "[explain][reasons]") {
+  const Growth gradients{.kind = GrowthKind::kept_tensors,
+                         .bytes_per_step = 8_MiB,
+                         .grown_bytes = 80_MiB,
+                         .held = {.op = "aten::new_empty_strided"}};
+  Growth leaves{.kind = GrowthKind::kept_tensors,
+                .bytes_per_step = 8_MiB,
+                .grown_bytes = 80_MiB,
+                .held = {.op = "aten::to", .source = "pinn.py:30"},
+                .places = {{.where = {.op = "aten::to", .source = "pinn.py:30"}, .bytes_per_step = 8_MiB}}};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const std::vector<Growth> growths{gradients, leaves};
+  const auto reason = find_reason({.device = device, .growths = growths});
+  REQUIRE(reason);
+  CHECK(reason->id == "create_graph");
+  CHECK(reason->text ==
+        "backward(create_graph=True): data that require gradients, made at pinn.py:30, and their .grad keep one "
+        "another and "
+        "the graph between them, 16.00 MiB per step in all");
+  CHECK(reason->how.size() == 2);
+  leaves.bytes_per_step = 1_MiB;  // of something else
+  leaves.places.front().bytes_per_step = 1_MiB;
+  CHECK(reason_of(device, {gradients, leaves}) != "create_graph");
+}
+
+}  // namespace oomdiag
