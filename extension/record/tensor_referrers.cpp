@@ -157,13 +157,13 @@ void TensorReferrers::add_containers(PythonObject frame) {
   const PythonRef code(api_, api_.frame_code(frame));
   const std::string file = api_.text(code.get(), "co_filename");
   const size_t package = find_package(file);
-  if (package == file.npos) return;
+  if (package == file.npos || code_.kind_of(code.get()) == Code::module_call) return;
   const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
   const std::string place = api_.text(code.get(), "co_name") + " (" + file.substr(package) + ":" +
                             std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
   for (const auto& [name, value] : variables_of(frame)) {
     const bool is_container = reader_.is_a(value.get(), api_.list_type) || reader_.is_a(value.get(), api_.dict_type);
-    if (is_container) add_variable(name, place, value.get());
+    if (is_container && name != "kwargs") add_variable(name, place, value.get());
   }
 }
 

@@ -91,7 +91,7 @@ std::optional<ModifiedStep> accumulate(const StepModel& model) {
     block.born = StepAllocation::kBefore;
   }
   blocks.insert(blocks.end(), added.begin(), added.end());
-  return ModifiedStep{.blocks = std::move(blocks), .variant = "2"};
+  return ModifiedStep{.blocks = std::move(blocks), .variant = "2", .passes = 2};
 }
 
 /// Two micro-batches of each batch of a loader, whose optimizer steps after both.

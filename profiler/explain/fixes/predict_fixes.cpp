@@ -80,7 +80,8 @@ void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& s
     return;
   }
   fix.predicted_fits = false;
-  const double each = static_cast<double>(model.grown_per_step) * kept_share(model.blocks, step.blocks);
+  const double each = static_cast<double>(model.grown_per_step) * kept_share(model.blocks, step.blocks) *
+                      static_cast<double>(step.passes);
   if (left <= 0 || each < 1) return;
   const double steps = std::min(1e9, static_cast<double>(left) / each);
   if (steps < 2) return;  // no later than without it

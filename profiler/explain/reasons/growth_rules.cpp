@@ -834,7 +834,8 @@ Found find_joined_collection(const ReasonFacts& facts) {
       .how = {fmt::format("{}.append(part.gather(1, index))  # of each only what is used later: a chosen value, a sum, "
                           "a mean",
                           found->name),
-              "out[i] = part  # into out = torch.empty(…), as each is made: no list beside what is made of it",
+              "out[i] = part  # into out = torch.empty(…) as each is made, or out += part: no list beside what is made "
+              "of it",
               fmt::format("{}.append(part.cpu())  # and what reads them on the host, too", found->name)}};
 }
 

@@ -41,9 +41,11 @@ Found find_results_of_each_layer(const ReasonFacts& facts) {
   const Share results = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_result = block.category == Category::output && block.step == failed->step && !joins(block.made) &&
                            is_of_numbered_layer(block.made.module) && block.saved_by.empty();
-    if (!is_result || !layers.starts_with(fold_indices(block.made.module))) return false;
-    modules.insert(block.made.module);
     const Referrer* const referrer = facts.referrers.find(block);
+    const bool is_captured =
+        referrer != nullptr && contains(referrer->variable, "(transformers/utils/output_capturing.py");
+    if (!is_result || (!is_captured && !layers.starts_with(fold_indices(block.made.module)))) return false;
+    modules.insert(block.made.module);
     if (referrer != nullptr && is_container(referrer->variable)) keepers.add(referrer->variable, 1);
     return true;
   });

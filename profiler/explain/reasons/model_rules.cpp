@@ -175,8 +175,9 @@ std::vector<Where> list_makers(const Twins& twins) {
 bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   if (!facts.device.looked_for_referrers) return false;
   const std::vector<Where> made = list_makers(twins);
-  const auto referred = std::ranges::count_if(
-      facts.device.referrers, [&](const Referrer& one) { return std::ranges::find(made, one.made) != made.end(); });
+  const auto referred = std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) {
+    return contains(one.variable, "_parameters") && std::ranges::find(made, one.made) != made.end();  // and no buffer
+  });
   return referred * twins.models <= std::ssize(twins.parameters);
 }
 
@@ -191,6 +192,18 @@ std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
     if (is_layer && std::ranges::find(made, one.made) != made.end()) models.add(model, 1);
   }
   return models.count_of_most() * 5 >= std::ssize(twins.parameters) * 4 ? std::string(models.most()) : std::string();
+}
+
+/// The list that has these models as items, as "models" of "dict 'models[*]._parameters'"; or empty.
+std::string find_list_of_models(const ReasonFacts& facts, const Twins& twins) {
+  VariableCounts lists;
+  for (const LiveBlock* block : twins.parameters) {
+    const std::string_view model = module_of(facts.referrers.find(*block));
+    const size_t item = model.find('[');
+    if (item != model.npos && item > 0 && model.find(']') + 1 == model.size()) lists.add(model.substr(0, item), 1);
+  }
+  constexpr int64_t kPart = 5;  // to many of them their optimizer's state leads, whose keys they are
+  return lists.count_of_most() * kPart >= std::ssize(twins.parameters) ? std::string(lists.most()) : std::string();
 }
 
 /// Of layers that went to the GPU one after another, as each was called: results of the first ones are older than the last ones.
@@ -233,13 +246,21 @@ Found find_several_models(const ReasonFacts& facts) {
   if (!twins) return {};
   if (const std::string model = find_model_of_layers(facts, *twins); !model.empty())
     return layers_that_stay(facts, model, *twins);
+  std::vector<std::string> lines = lines_for_models(
+      facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then");
+  const std::string list = find_list_of_models(facts, *twins);
+  if (!list.empty())
+    lines.insert(lines.begin(),
+                 fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
+                             "stay on the GPU",
+                             list));
   return Reason{
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
                           twins->models, with_unit(twins->bytes)),
       .bytes = twins->bytes - twins->bytes / twins->models,
+      .kept_by = list.empty() ? "" : fmt::format("list '{}'", list),
       .fix = "drop_models",
-      .how = lines_for_models(
-          facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"),
+      .how = std::move(lines),
       .piles_up = true};
 }
 
@@ -417,7 +438,47 @@ std::optional<MovedModel> find_moving(const ReasonFacts& facts) {
 
 }  // namespace
 
+namespace {
+
+/// A model that goes to the GPU by the same line as one of the same layers did before, neither of which has been called: their variables
+/// alone tell them apart.
+Found find_same_model_before(const ReasonFacts& facts) {
+  constexpr size_t kFewestSizes = 2;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  struct Moved {
+    int64_t bytes = 0;
+    std::set<int64_t> sizes{};
+  };
+  std::map<std::string_view, Moved> models;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string_view model = module_of(&one);
+    if (model.empty() || !is_copy(one.made.op) || one.made.source != failed->where.source) continue;
+    models[model].bytes += one.storage_bytes;
+    models[model].sizes.insert(one.storage_bytes);
+  }
+  if (models.size() != 2) return {};
+  auto before = models.begin(), moved = std::next(before);
+  if (moved->second.bytes > before->second.bytes) std::swap(before, moved);
+  const bool is_same =
+      moved->second.sizes.size() >= kFewestSizes && std::ranges::includes(before->second.sizes, moved->second.sizes);
+  if (!is_same || !is_large(facts, before->second.bytes, 0.2)) return {};
+  return Reason{.text = fmt::format(
+                    "another model of the same layers goes to the GPU{}, while '{}' is still there: {} of it so far "
+                    "beside {}",
+                    at(failed->where), before->first, with_unit(moved->second.bytes), with_unit(before->second.bytes)),
+                .bytes = before->second.bytes,
+                .kept_by = std::string(before->first),
+                .fix = "drop_models",
+                .how = {fmt::format(
+                    "{} = None  # and every other name of it, before the next one goes to the GPU; to keep it: .cpu()",
+                    before->first)}};
+}
+
+}  // namespace
+
 Found find_moved_model(const ReasonFacts& facts) {
+  if (Found same = find_same_model_before(facts)) return same;
   const std::optional<MovedModel> moved = find_moving(facts);
   const Share others = sum_models(facts);
   if (!moved || !is_large(facts, others.bytes, 0.2)) return {};

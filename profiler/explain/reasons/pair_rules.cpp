@@ -667,6 +667,11 @@ Found find_all_pairs(const ReasonFacts& facts) {
     others = fmt::format(", and {} as large of this line are alive", matrix.count);
     lines.emplace_back("for model in models: reduce(pairs(model))  # of several, one after the other");
   }
+  const auto is_double = [&](const LiveBlock& block) {
+    return is_data(block) && block.made.module.empty() && block.shape.ends_with(" float64");
+  };
+  if (sum_blocks(facts, is_double).count > 0 && !fails_in_graph(facts).value_or(false))
+    lines.emplace_back("x = x.float()  # it is float64, as NumPy makes it: half of the memory");
   return Reason{.text = fmt::format("all pairs at once{}: {}{}", at(where), what, others),
                 .bytes = bytes,
                 .fix = "pairs_in_chunks",

@@ -406,15 +406,13 @@ bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
 }  // namespace
 
 Found find_several_passes(const ReasonFacts& f) {
-  constexpr int64_t kFewestPasses = 4, kFewestOfSum = 2;
+  constexpr int64_t kFewestPasses = 4;
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
   const bool learns_data = wants_gradient_of_data(f);
   const std::string holder = find_holder_of_graphs(f);
-  const auto sum = std::ranges::find(f.device.referrers, holder, &Referrer::variable);
-  const bool is_sum = sum != f.device.referrers.end() && sum->is_scalar();  // of losses, each of a pass
-  if (failure.phase != Phase::forward || (!expects_backward(f) && !learns_data) ||
-      kept.count < (is_sum ? kFewestOfSum : kFewestPasses) || !is_large(f, kept.bytes, kWorthNaming))
+  if (failure.phase != Phase::forward || (!expects_backward(f) && !learns_data) || kept.count < kFewestPasses ||
+      !is_large(f, kept.bytes, kWorthNaming))
     return {};
   const bool is_rollout = is_state_of_passes(f, holder);
   return Reason{

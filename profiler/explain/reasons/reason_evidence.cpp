@@ -77,8 +77,10 @@ bool has_other_caller(const OutOfMemory& failed) {
 }
 
 bool expects_backward(const ReasonFacts& facts) {
+  constexpr uint32_t kFirstPasses = 2;  // more of them went by without it
   const OutOfMemory* const failed = failure(facts);
-  return trains(facts) || (failed != nullptr && failed->names_backward && !failed->modules_evaluate);
+  return trains(facts) || (failed != nullptr && failed->names_backward && !failed->modules_evaluate &&
+                           (failed->step <= kFirstPasses || facts.device.attribution.backward_bytes > 0));
 }
 
 bool learns(const ReasonFacts& facts) {

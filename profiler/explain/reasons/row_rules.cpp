@@ -225,7 +225,13 @@ Found find_dense_matrix(const ReasonFacts& facts) {
   const Where where = made.largest != nullptr ? made.made() : failed_in(facts);
   return Reason{.text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
                 .bytes = bytes,
-                .fix = "stay_sparse"};
+                .fix = "stay_sparse",
+                .how = where.op == "aten::eye"
+                           ? std::vector<std::string>{"y = nn.Embedding(n, width).weight  # in place of a Linear layer "
+                                                      "of rows that are one-hot",
+                                                      "torch.diagonal(matrix).add_(1)  # or y + x: an identity that is "
+                                                      "added needs no matrix"}
+                           : std::vector<std::string>()};
 }
 
 namespace {

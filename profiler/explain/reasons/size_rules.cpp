@@ -113,8 +113,9 @@ bool convolves(const ReasonFacts& facts) {
 
 Found find_one_hot(const ReasonFacts& facts) {
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
-    const bool is_of_step = block.category != Category::optimizer_state && block.phase != Phase::setup;
-    return is_of_step && makes_masks(facts, block.made, block.requested_bytes);
+    const bool is_labels = block.phase != Phase::setup || block.made.op == "aten::one_hot";
+    return block.category != Category::optimizer_state && is_labels &&
+           makes_masks(facts, block.made, block.requested_bytes);
   });
   const OutOfMemory* failed = failure(facts);
   const bool fails = failed != nullptr && failed->phase != Phase::optimizer &&
@@ -223,7 +224,9 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   std::vector<std::string> lines{
       "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
   if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
-  if (fails) lines.emplace_back("x = x.float()  # on the host first, if it is float64, as of NumPy; or .half()");
+  if (fails)
+    lines.emplace_back(
+        "x = x.float()  # on the host first, if it is float64, as of NumPy; else smaller, as only a matrix's diagonal");
   const int64_t times = fails ? compare_with_copies_before(facts) : 0;
   if (times >= kFarLarger)
     lines.insert(lines.begin(),

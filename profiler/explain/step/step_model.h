@@ -54,6 +54,7 @@ struct ModifiedStep {
   std::vector<std::string> lines{};             ///< in place of the row's
   std::string costs{};                          ///< in place of the row's
   std::optional<AllocatorSettings> settings{};  ///< that the allocator would have
+  int64_t passes = 1;                           ///< of which each step has so many, each of these sizes
   bool at_least = false;                        ///< the rule leaves something out: its peak is a lower bound
 
   bool operator==(const ModifiedStep&) const = default;

@@ -23,7 +23,7 @@ std::string name_of(const ReportRank& rank) {
 
 std::string outcome_of(const ReportRank& rank) {
   if (rank.outcome == "out_of_memory" && rank.failure) {
-    return fmt::format("out of memory in {}, step {}", name_of(rank.failure->phase), rank.failure->step);
+    return "out of memory " + moment_text(rank.failure->phase, rank.failure->step);
   }
   return rank.outcome == "ok"       ? "ok"
          : rank.outcome == "killed" ? "killed, or exited without a report"

@@ -36,8 +36,8 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory on cuda:{} in {}, step {}", device->device.index,
-                       name_of(device->failure->phase), device->failure->step);
+    return fmt::format("oomdiag: out of memory on cuda:{} {}", device->device.index,
+                       moment_text(device->failure->phase, device->failure->step));
   }
   if (report.outcome == "caught") {
     return fmt::format(
@@ -57,12 +57,11 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
                        with_unit(growth_of(*device)), *device->out_of_memory_near_step);
   }
   if (peak.host_memory_bytes > 0) {
-    return fmt::format("oomdiag: does not fit the GPU: Windows' driver keeps {} in host memory, peak in {}, step {}",
-                       with_unit(peak.host_memory_bytes), name_of(peak.phase), peak.step);
+    return fmt::format("oomdiag: does not fit the GPU: Windows' driver keeps {} in host memory, peak {}",
+                       with_unit(peak.host_memory_bytes), moment_text(peak.phase, peak.step));
   }
-  return fmt::format("oomdiag: {}, peak in {}, step {}",
-                     report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", name_of(peak.phase),
-                     peak.step);
+  return fmt::format("oomdiag: {}, peak {}", report.lower_bound ? "fits, as far as is known (lower bound)" : "fits",
+                     moment_text(peak.phase, peak.step));
 }
 
 std::string gpu_of(const ReportDevice& device, bool snapshot) {
@@ -187,8 +186,7 @@ void ask_for_gpu(std::string& text, const Report& report, const ReportOfDevice& 
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
-  const std::string when =
-      report.snapshot && report.steps == 0 ? "" : fmt::format(" in {}, step {}", name_of(peak.phase), peak.step);
+  const std::string when = report.snapshot && report.steps == 0 ? "" : " " + moment_text(peak.phase, peak.step);
   add(text, "peak",
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));

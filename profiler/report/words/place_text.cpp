@@ -31,6 +31,11 @@ void add(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9}  {}\n", label, value);
 }
 
+std::string moment_text(Phase phase, uint32_t step) {
+  if (phase == Phase::setup && step == 0) return "before the first step";
+  return fmt::format("in {}, step {}", name_of(phase), step);
+}
+
 std::string short_source(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
 
 std::string joined_by_arrows(const std::vector<std::string_view>& parts, bool unicode, size_t columns) {

@@ -13,6 +13,9 @@ namespace oomdiag {
 /// Adds "  where      <value>", unless there is none.
 void add(std::string& text, std::string_view label, const std::string& value);
 
+/// "in backward, step 3", or "before the first step".
+std::string moment_text(Phase phase, uint32_t step);
+
 /// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.
 std::string short_source(std::string_view source);
 

@@ -4,7 +4,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
-ATOMS, PATCHES, DIM = 300, 216, 512
+ATOMS, DIM = 300, 512
 
 
 class MofDataset(Dataset):

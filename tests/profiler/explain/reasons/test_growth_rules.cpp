@@ -411,6 +411,25 @@ TEST_CASE("lists that one loop fills keep their results together", "[explain][re
   CHECK(reason->text.find("list 'masks' in predict (eval.py:7) and outputs keep 20 results") == 0);
 }
 
+TEST_CASE("rows that jacobian() collects are named by what they are", "[explain][reasons]") {
+  const Where made{.op = "aten::matmul", .source = "f.py:4"};
+  const Growth growth{.bytes_per_step = 1_MiB,
+                      .grown_bytes = 200_MiB,
+                      .first_step = 1,
+                      .last_step = 201,
+                      .held = made,
+                      .places = {{.where = made, .bytes_per_step = 1_MiB}},
+                      .place_count = 1,
+                      .referrer = "list 'jac_i_el' in jacobian (torch/autograd/functional.py:587)"};
+  const auto reason = find_reason({.device = at_oom({{.bytes = 200_MiB}}), .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "whole_jacobian");
+  CHECK(reason->text ==
+        "jacobian() computes the derivative of each output, and keeps all of them: 1.00 MiB for one, as large as what "
+        "it is "
+        "with respect to, 200.00 MiB so far at f.py:4");
+}
+
 TEST_CASE("all lists that one loop fills are named where tensors of each step stay", "[explain][reasons]") {
   const Where logits{.op = "aten::add", .module = "net", .source = "epoch.py:47"},
       labels{.op = "aten::to", .source = "epoch.py:45"};

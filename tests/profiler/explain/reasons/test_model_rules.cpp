@@ -137,7 +137,7 @@ TEST_CASE("models of which variables lead to one at most are reference cycles", 
   DeviceHistory device = at_oom({weight, weight, weight});
   CHECK(reason_of(device) == "several_models");
   device.looked_for_referrers = true;
-  device.referrers = {{.variable = "variable 'net' in folds.py", .made = weight.made}};
+  device.referrers = {{.variable = "dict 'net._parameters' in folds.py", .made = weight.made}};
   CHECK(reason_of(device) == "reference_cycle");
   device.referrers = std::vector<Referrer>(3, device.referrers.front());
   CHECK(reason_of(device) == "several_models");
@@ -292,6 +292,39 @@ TEST_CASE("a model that goes to the GPU beside the one before is one too many", 
         "another model goes to the GPU at load.py:9, 'model', while the one before is still there: 160.00 MiB of it so "
         "far "
         "beside 300.00 MiB of parameters, gradients and optimizer state");
+}
+
+TEST_CASE("two models of the same layers that nothing has called are told apart by their variables",
+          "[explain][reasons]") {
+  DeviceHistory device = while_moving({});
+  const Where made{.op = "aten::to", .source = "load.py:9"};
+  device.referrers = {
+      {.variable = "dict 'app.model._parameters' in serve (a.py:3)", .made = made, .storage_bytes = 40_MiB},
+      {.variable = "dict 'app.model._parameters' in serve (a.py:3)", .made = made, .storage_bytes = 8_MiB},
+      {.variable = "dict 'app.model._parameters' in serve (a.py:3)", .made = made, .storage_bytes = 40_MiB},
+      {.variable = "dict 'Net._parameters' in load.py", .made = made, .storage_bytes = 40_MiB},
+      {.variable = "dict 'Net._parameters' in load.py", .made = made, .storage_bytes = 8_MiB}};
+  const auto reason = find_moved_model({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "another model of the same layers goes to the GPU at load.py:9, while 'app.model' is still there: 48.00 MiB of "
+        "it so "
+        "far beside 88.00 MiB");
+  device.referrers.back().storage_bytes = 9_MiB;  // other layers
+  CHECK_FALSE(find_moved_model({.device = device, .growths = {}}));
+}
+
+TEST_CASE("the list that has several models is named", "[explain][reasons]") {
+  LiveBlock weight = parameter("layers.0.weight", true);
+  weight.bytes = weight.requested_bytes = 100_MiB;
+  weight.made = {.op = "aten::to", .source = "folds.py:30"};
+  DeviceHistory device = at_oom({weight, weight});
+  device.referrers.assign(
+      2, {.variable = "dict 'models[*]._parameters' in folds.py", .made = weight.made, .storage_bytes = 100_MiB});
+  const auto reason = find_several_models({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->kept_by == "list 'models'");
+  CHECK(reason->how.front().starts_with("models.append(model.cpu())"));
 }
 
 TEST_CASE("weights that do not fit by themselves are named with their type", "[explain][reasons]") {
