@@ -526,7 +526,7 @@ bool has_many_rows(const ReasonFacts& facts) {
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
 Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "checkpoint")) return {};
+  if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "utils/checkpoint.py")) return {};
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
   const std::optional<bool> graph = fails_in_graph(facts);
   const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
@@ -538,9 +538,11 @@ Found find_large_batch(const ReasonFacts& facts) {
   });
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   const std::string one = find_single_sample(facts);
+  constexpr int64_t kParts = 8, kUsualPart = 16;  // of a batch that is known, and of texts
+  const int64_t size_of_part = facts.batch > 1 ? std::max<int64_t>(1, facts.batch / kParts) : convolves(facts) ? 1 : kUsualPart;
   std::vector<std::string> lines{
-      has_many_rows(facts) ? "y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once"
-                           : "y = torch.cat([model(part) for part in x.split(1)])"};
+      has_many_rows(facts) ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
+                           : fmt::format("y = torch.cat([model(part) for part in x.split({})])", size_of_part)};
   if (!one.empty())
     lines = {
         "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
