@@ -20,6 +20,26 @@ def reads_of(look):
 
 
 @case()
+def an_operator_that_runs_out_of_memory_is_not_computed_on_the_host():
+    import resource
+
+    import torch
+
+    def peak_kib():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    torch.zeros(1, device="cuda")
+    before = peak_kib()
+    try:
+        torch.eye(200_000, device="cuda")  # 149 GiB
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("149 GiB fit")
+    expect_equal(peak_kib() - before < 1 << 20, True, "less than a gibibyte on the host")
+
+
+@case()
 def an_optimizer_whose_counts_of_steps_were_loaded_onto_the_gpu_goes_on_with_them():
     import io
 

@@ -171,8 +171,9 @@ void put_all(const std::vector<c10::IValue>& there, const CpuShadowCall& shadow)
   }
 }
 
-/// Small inputs may have large results, and numbers that no host wrote are not guessed at.
+/// Small inputs may have large results, and numbers that no host wrote are not guessed at. One that failed has no results.
 bool is_worth_computing(const CpuShadowCall& shadow, const std::vector<c10::IValue>& results) {
+  if (results.empty()) return false;
   if (!shadow.rules->is_computable || (shadow.is_uniform && !shadow.rules->takes_uniform_values)) return false;
   bool may_guess = false;
   for (const c10::IValue& result : results) {

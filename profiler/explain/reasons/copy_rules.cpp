@@ -328,9 +328,9 @@ Found find_widened_weights(const ReasonFacts& facts) {
   });
   // The one that is being copied is still there, half as large.
   const Share original = sum_blocks(facts, [&](const LiveBlock& block) {
-    const std::string_view model = module_of(facts.referrers.find(block));
+    const Referrer* const referrer = facts.referrers.find(block);
     return block.requested_bytes * 2 == failed->requested_bytes && block.made.source != failed->where.source &&
-           (model.empty() || model == keeper);
+           (referrer == nullptr || module_of(referrer) == keeper);
   });
   if (copies.count < kFewest || original.count == 0 || !is_large(facts, copies.bytes)) return {};
   return Reason{

@@ -176,7 +176,8 @@ bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   if (!facts.device.looked_for_referrers) return false;
   const std::vector<Where> made = list_makers(twins);
   const auto referred = std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) {
-    return contains(one.variable, "_parameters") && std::ranges::find(made, one.made) != made.end();  // and no buffer
+    const bool is_buffer = contains(one.variable, "._buffers");
+    return !is_buffer && std::ranges::find(made, one.made) != made.end();
   });
   return referred * twins.models <= std::ssize(twins.parameters);
 }

@@ -12,8 +12,6 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMaxModules = 12;
-
 ReportWorkPart make_part(std::string name, const WorkSum& sum, bool has_time) {
   ReportWorkPart part{.name = std::move(name),
                       .flops = sum.flops,

@@ -13,6 +13,8 @@
 namespace oomdiag {
 namespace {
 
+constexpr size_t kMaxModules = 12;
+
 std::string number_text(double number) {
   if (number >= 100) return fmt::format("{:.0f}", number);
   return number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number);
