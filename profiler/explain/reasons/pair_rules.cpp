@@ -494,7 +494,8 @@ std::vector<std::string> lines_for_pairs(const Square& square, const Where& wher
         "y = F.scaled_dot_product_attention(q, k, v)  # if these are scores of attention: none are made");
   }
   if (square.has_width && any_op(where, {"aten::sub", "aten::pow"}))
-    lines.emplace_back("d = torch.cdist(x, y)  # and .square(), where these are distances: a product makes none of [n, m, width]");
+    lines.emplace_back(
+        "d = torch.cdist(x, y)  # and .square(), where these are distances: a product makes none of [n, m, width]");
   if (square.has_width && any_op(where, {"aten::mul"}))
     lines.emplace_back("y = a @ b.T  # where products are summed afterwards: einsum and @ make none of them");
   if (any_op(where, {"aten::einsum"}))

@@ -539,17 +539,21 @@ Found find_large_batch(const ReasonFacts& facts) {
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   const std::string one = find_single_sample(facts);
   constexpr int64_t kParts = 8, kUsualPart = 16;  // of a batch that is known, and of texts
-  const int64_t size_of_part = facts.batch > 1 ? std::max<int64_t>(1, facts.batch / kParts) : convolves(facts) ? 4 : kUsualPart;
+  const int64_t size_of_part = facts.batch > 1    ? std::max<int64_t>(1, facts.batch / kParts)
+                               : convolves(facts) ? 4
+                                                  : kUsualPart;
   std::vector<std::string> lines{
-      has_many_rows(facts) ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
-                           : fmt::format("y = torch.cat([model(part) for part in x.split({})])", size_of_part)};
+      has_many_rows(facts)
+          ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
+          : fmt::format("y = torch.cat([model(part) for part in x.split({})])", size_of_part)};
   if (!one.empty())
     lines = {
         "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
         "overlap "
         "where layers see beyond their edges"};
   else if (convolves(facts))
-    lines.emplace_back("x = F.interpolate(x, scale_factor=0.5)  # where one image is too large; or tiles that overlap: x[..., :512]");
+    lines.emplace_back(
+        "x = F.interpolate(x, scale_factor=0.5)  # where one image is too large; or tiles that overlap: x[..., :512]");
   const std::string what = !one.empty() ? "length of one sample" : convolves(facts) ? "batch or image" : "batch";
   return Reason{
       .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})", what,
