@@ -312,8 +312,11 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   const std::string kind = !is_tensor                      ? reader_.type_name(reached_[holder].object)
                            : named.find('.') != named.npos ? "attribute"
                                                            : "variable";
-  if (named.size() > kMaxNameLength)  // the beginning is the program's own name for it
-    named = named.substr(0, kMaxNameLength / 2) + "…" + named.substr(named.size() - kMaxNameLength / 2);
+  if (named.size() > kMaxNameLength) {  // the beginning is the program's own name for it; whole steps go
+    const size_t end = named.find_last_of(".[", kMaxNameLength / 2);
+    const size_t begin = named.find_first_of(".[", named.size() - kMaxNameLength / 2);
+    if (end != named.npos && begin != named.npos) named = named.substr(0, end) + "…" + named.substr(begin);
+  }
   return kind + " '" + named + "' in " + place;
 }
 

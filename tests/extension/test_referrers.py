@@ -14,6 +14,8 @@ import unittest
 
 build = pathlib.Path("build").resolve()
 
+DEEP = "torch.nn.Sequential(*[torch.nn.ReLU() if i % 2 else torch.nn.Linear(256, 256) for i in range(30)]).cuda()"
+
 BEGINNING = """
 import collections
 import torch
@@ -62,7 +64,7 @@ KEEPERS = {
                 evaluate()
             except ValueError as error:
                 errors.append(error)""",
-    ("attribute '…nt" + ".parent" * 16 + ".value' in program.py",): """
+    ("attribute 'last…" + ".parent" * 7 + "…" + ".parent" * 7 + ".value' in program.py",): """
         class State:
             def __init__(self, parent, value): self.parent, self.value = parent, value
         last = None
@@ -103,6 +105,30 @@ class ReferrersTest(unittest.TestCase):
                 return {name: value.cuda() for name, value in batch.items()}
             validate({"history": torch.zeros(600, 1 << 20, dtype=torch.uint8), "label": torch.zeros(600)})""", "500MiB")["reason"]
         self.assertIn("copied to the GPU as a whole at program.py:21, dict 'batch' in validate (program.py:20)", reason["text"])
+
+    def test_a_model_that_one_expression_makes_and_moves_has_the_name_of_its_class(self):
+        reason = self.report("torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(99)]).cuda()", "500MiB")["reason"]
+        self.assertEqual(reason["id"], "weights_do_not_fit")
+        self.assertIn("of 'Sequential' have come to the GPU at program.py:19", reason["text"])
+
+    def test_what_a_function_of_a_package_collects_is_no_reference_cycle(self):
+        reason = self.report("""
+            weight = torch.ones(2000, 2000, device="cuda")
+            torch.autograd.functional.jacobian(lambda x: x @ weight, torch.ones(16, 2000, device="cuda"))""", "300MiB")["reason"]
+        self.assertEqual(reason["id"], "whole_jacobian")
+
+    def test_a_result_without_elements_keeps_its_graph(self):
+        reason = self.report(f"""
+            deep, optimizer = {DEEP}, None
+            found, none = {{}}, torch.zeros(0, dtype=torch.int64, device="cuda")
+            for i in range(9999):
+                found[i] = deep(torch.ones(1024, 256, device="cuda")).index_select(0, none)""", "300MiB")["reason"]
+        self.assertEqual((reason["id"], reason["kept_by"]), ("evaluation_keeps_graphs", "dict 'found' in program.py"))
+
+    def test_a_first_pass_of_a_function_that_runs_backward_later_is_no_evaluation(self):
+        call = f'optimizer = None\n{DEEP}(torch.ones(1 << 16, 256, device="cuda"))'
+        self.assertEqual(self.report(call, "800MiB")["reason"]["fix"], "no_grad_in_evaluation")
+        self.assertNotEqual(self.report(call + ".sum().backward()", "800MiB")["reason"]["fix"], "no_grad_in_evaluation")
 
     def test_objects_of_the_program_are_read_and_not_asked(self):
         report = self.report("""

@@ -1197,7 +1197,7 @@ class Devices(DiagnosisTest):
         self.assertEqual(len(about), 2, about)
         self.assertRegex(about[0], r"^data-dependent sizes, so that .* lower bound: index at <string>:\d+, 3 times$")
         self.assertRegex(about[1], r"were read as zeros: .* at <string>:\d+ and 1 more$")
-        self.assertRegex(done.stderr, r"oomdiag: fits, as far as is known \(lower bound\), peak in")
+        self.assertRegex(done.stderr, r"oomdiag: fits, as far as is known \(lower bound\), peak before the first step")
 
     def test_the_report_says_whether_work_takes_time(self):
         code = """
