@@ -15,6 +15,7 @@
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/explain/words/short_place.h"
 #include "profiler/fold_indices.h"
+#include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/referrer_words.h"
 
