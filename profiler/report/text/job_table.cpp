@@ -10,6 +10,7 @@
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/report/text/table.h"
+#include "profiler/report/words/place_text.h"
 #include "profiler/report/words/printable.h"
 
 namespace oomdiag {
