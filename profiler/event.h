@@ -108,10 +108,9 @@ enum EventFlag : uint16_t {
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
   kModulesEvaluate = 512,  ///< stack of an OOM: modules with parameters or layers run, all in evaluation mode
   kAsksForCheckpoints =
-      1024,              ///< stack of an OOM: an attribute of a running module, as gradient_checkpointing, is True
-  kCopiesDeeply = 2048,  ///< stack of an OOM: copy.deepcopy() runs, called by the innermost line
-  kNamesBackward =
-      4096,  ///< stack of an OOM: a function of the user's on it names backward, so it runs one when this call is over
+      1024,               ///< stack of an OOM: an attribute of a running module, as gradient_checkpointing, is True
+  kCopiesDeeply = 2048,   ///< stack of an OOM: copy.deepcopy() runs, called by the innermost line
+  kNamesBackward = 4096,  ///< stack of an OOM: a function of the user's on it has the word backward in it
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
   kSearchCutShort = 4,    ///< referrer without address and name: the search ends before it has come to all

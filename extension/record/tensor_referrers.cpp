@@ -103,8 +103,8 @@ std::string TensorReferrers::program() const {
 
 // The interpreter keeps the traceback of the exception that ended the program.
 void TensorReferrers::add_traceback() {
-  std::vector<std::pair<PythonRef, std::string>>
-      called;  // by a line of the user's: the first frame, and the line's file
+  // What lines of the user's called: the first frame of a package, and the file of the line.
+  std::vector<std::pair<PythonRef, std::string>> called;
   std::string users_file;
   PythonRef traceback = reader_.find("sys", "last_traceback");
   while (traceback && traceback.get() != api_.none) {
@@ -142,13 +142,16 @@ bool TensorReferrers::is_comprehension(PythonObject frame) const {
   return function.starts_with('<') && function != "<lambda>" && function != "<module>";
 }
 
+// "main (train.py:17)", of a function that begins there.
+std::string TensorReferrers::place_of_function(PythonObject code, const std::string& file) const {
+  const PythonRef line(api_, api_.attribute(code, "co_firstlineno"));
+  return api_.text(code, "co_name") + " (" + file + ":" + std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
+}
+
 void TensorReferrers::add_frame(PythonObject frame) {
   const PythonRef code(api_, api_.frame_code(frame));
-  const std::string function = api_.text(code.get(), "co_name");
-  if (function == "<module>" || code_.kind_of(code.get()) != Code::user) return;
-  const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
-  const std::string place = function + " (" + base_name(api_.text(code.get(), "co_filename")) + ":" +
-                            std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
+  if (api_.text(code.get(), "co_name") == "<module>" || code_.kind_of(code.get()) != Code::user) return;
+  const std::string place = place_of_function(code.get(), base_name(api_.text(code.get(), "co_filename")));
   for (const auto& [name, value] : variables_of(frame)) add_variable(name, place, value.get());
 }
 
@@ -158,9 +161,7 @@ void TensorReferrers::add_containers(PythonObject frame) {
   const std::string file = api_.text(code.get(), "co_filename");
   const size_t package = find_package(file);
   if (package == file.npos || code_.kind_of(code.get()) == Code::module_call) return;
-  const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
-  const std::string place = api_.text(code.get(), "co_name") + " (" + file.substr(package) + ":" +
-                            std::to_string(reader_.integer(line.get()).value_or(0)) + ")";
+  const std::string place = place_of_function(code.get(), file.substr(package));
   for (const auto& [name, value] : variables_of(frame)) {
     const bool is_container = reader_.is_a(value.get(), api_.list_type) || reader_.is_a(value.get(), api_.dict_type);
     if (is_container && name != "kwargs") add_variable(name, place, value.get());
@@ -218,7 +219,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr) return;
-  if (!locate_storage(*tensor, event)) return write_host_tensor(*tensor, index);
+  if (!locate_storage(*tensor, event)) return write_without_storage(*tensor, index);
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
   if (has_own_sizes) {
     event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
@@ -240,7 +241,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
 
 // A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes; so does one of no elements. A large one may
 // be what is copied to the GPU as memory runs out.
-void TensorReferrers::write_host_tensor(const c10::TensorImpl& tensor, uint32_t index) {
+void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint32_t index) {
   constexpr int64_t kLarge = int64_t{1} << 24;
   const torch::autograd::Node* const root = grad_fn_of(tensor);
   if (!tensor.is_cpu() && root == nullptr) return;

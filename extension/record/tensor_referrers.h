@@ -63,6 +63,7 @@ class TensorReferrers {
   std::string program() const;
   void add_traceback();
   bool is_comprehension(PythonObject frame) const;
+  std::string place_of_function(PythonObject code, const std::string& file) const;
   void add_frame(PythonObject frame);
   void add_containers(PythonObject frame);
   void add_called_module(PythonObject frame, const std::string& file);
@@ -78,7 +79,7 @@ class TensorReferrers {
   std::string variable_of(PythonObject frame, PythonObject value) const;
   std::vector<std::pair<std::string, PythonRef>> variables_of(PythonObject frame) const;
   void write_tensor(uint32_t index);
-  void write_host_tensor(const c10::TensorImpl& tensor, uint32_t index);
+  void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);
   uint32_t count_nodes(const torch::autograd::Node* root);
 
   const PythonApi& api_;

@@ -316,8 +316,8 @@ Found find_concatenated_results(const ReasonFacts& facts) {
 
 Found find_widened_weights(const ReasonFacts& facts) {
   constexpr int64_t kFewest = 2;
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  const OutOfMemory* failed = failed_copy(facts);
+  if (failed == nullptr) return {};
   std::string_view keeper;
   const Share copies = sum_blocks(facts, [&](const LiveBlock& block) {
     if (!is_copy(block.made.op) || block.made.source != failed->where.source) return false;

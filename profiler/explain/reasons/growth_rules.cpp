@@ -65,8 +65,8 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   // Nodes that are reached may be too few for all that stays.
   int64_t nodes = 0;
   for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
-  if (growth.kind == GrowthKind::kept_tensors &&
-      !growth.is_referred()) {  // no node saves them: their graph is a step's
+  // What no node saves is in the graph of its own step alone.
+  if (growth.kind == GrowthKind::kept_tensors && !growth.is_referred()) {
     const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, is_of_forward_graph);
     if (nodes * 2 < ops * (int64_t{growth.last_step} - growth.first_step)) return false;
   }
@@ -478,20 +478,25 @@ Found find_small_views(const ReasonFacts& facts) {
 
 namespace {
 
-/// Other lists and dicts that have much of what grows, each step something of another line: "list 'labels' in train (train.py:9)".
+/// The list or dict that has most of what was made there: "list 'labels' in train (train.py:9)"; or empty.
+std::string find_container(const ReasonFacts& facts, const Where& made) {
+  VariableCounts holders;
+  for (const Referrer& one : facts.device.referrers) {
+    if (one.made == made && is_container(fold_subscripts(one.variable))) holders.add(one.variable, 1);
+  }
+  return std::string(holders.most());
+}
+
+/// Other lists and dicts that have much of what grows, each step something of another line.
 std::vector<std::string> list_containers_beside(const ReasonFacts& facts, const Growth& growth) {
   constexpr int64_t kPart = 5;  // of what a step adds
   constexpr size_t kMost = 2;
+  const int64_t per_step = sum_per_step(facts.growths);
   std::vector<std::string> beside;
   for (const Growth& one : facts.growths) {
     for (const GrowingPlace& place : one.places) {
-      if (place.bytes_per_step * kPart < sum_per_step(facts.growths)) continue;
-      VariableCounts holders;
-      for (const Referrer& referrer : facts.device.referrers) {
-        const bool is_of_place = referrer.made == place.where && is_container(fold_subscripts(referrer.variable));
-        if (is_of_place) holders.add(referrer.variable, 1);
-      }
-      const std::string most(holders.most());
+      if (place.bytes_per_step * kPart < per_step) continue;
+      const std::string most = find_container(facts, place.where);
       const bool is_new = !most.empty() && most != growth.referrer && std::ranges::find(beside, most) == beside.end();
       if (is_new && beside.size() < kMost) beside.push_back(most);
     }
@@ -670,7 +675,7 @@ struct Collected {
 /// Whether the line that failed is that which made it: a loop that fills a container runs out.
 bool is_being_filled(const ReasonFacts& facts, const LiveBlock& block) {
   const OutOfMemory* const failed = failure_outside_of_layers(facts);
-  return failed != nullptr && failed->where.source == block.made.source && failed->where.op == block.made.op;
+  return failed != nullptr && is_same_call(failed->where, block.made);
 }
 
 /// Tensors by the name of the container that keeps them; nothing where growth is known, which says more.

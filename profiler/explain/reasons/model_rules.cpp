@@ -125,9 +125,8 @@ Share find_clones(const ReasonFacts& facts) {
 
 /// Whether the failing request was to copy one of the weights: of another model that goes to the GPU, parameter by parameter.
 bool copies_weight(const ReasonFacts& facts, const std::set<int64_t>& weights) {
-  const OutOfMemory* failed = failure(facts);
-  return failed != nullptr && is_copy(failed->where.op) && failed->where.module.empty() &&
-         weights.contains(failed->requested_bytes);
+  const OutOfMemory* failed = failed_copy(facts);
+  return failed != nullptr && weights.contains(failed->requested_bytes);
 }
 
 Share sum_models(const ReasonFacts& facts) { return sum_blocks(facts, is_of_called_models); }
@@ -141,8 +140,8 @@ struct Twins {
 
 /// nullopt where they are little, or models are little of all.
 std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
-  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>>
-      names;  // of a model that is gone no shape is known
+  // By bytes: of a model that is gone no shape is known.
+  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>> names;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
     if (block.category == Category::parameter && is_inside)
@@ -351,8 +350,7 @@ Found find_model_being_made(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure_outside_of_layers(facts);
   if (failed == nullptr || is_copy(failed->where.op)) return {};
   const Share of_line = sum_blocks(facts, [&](const LiveBlock& block) {
-    return block.category == Category::parameter && !block.uncalled && block.made.source == failed->where.source &&
-           block.made.op == failed->where.op;
+    return block.category == Category::parameter && !block.uncalled && is_same_call(block.made, failed->where);
   });
   const Share parameters = sum_models(facts);
   if (failed->where.source.empty() || of_line.count < 2 || !is_large(facts, parameters.bytes, 0.2)) return {};
@@ -424,8 +422,8 @@ struct MovedModel {
 };
 
 std::optional<MovedModel> find_moving(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  const OutOfMemory* failed = failed_copy(facts);
+  if (failed == nullptr) return {};
   std::map<std::string_view, Share> models;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_on_its_way = !block.pending_free && !is_of_called_models(block) && is_copy(block.made.op) &&
@@ -445,8 +443,8 @@ namespace {
 /// alone tell them apart.
 Found find_same_model_before(const ReasonFacts& facts) {
   constexpr size_t kFewestSizes = 2;
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || !is_copy(failed->where.op) || !failed->where.module.empty()) return {};
+  const OutOfMemory* failed = failed_copy(facts);
+  if (failed == nullptr) return {};
   struct Moved {
     int64_t bytes = 0;
     std::set<int64_t> sizes{};
@@ -538,9 +536,8 @@ Found find_weights_being_made(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure_outside_of_layers(facts);
   if (failed == nullptr || !makes_weight(failed->where)) return {};
   const std::vector<StackCall> calls = parse_stack(failed->stack);
-  const auto is_function = [](const StackCall& call) {
-    return !call.function.starts_with('<');
-  };  // a <listcomp> is none
+  // A <listcomp> is none.
+  const auto is_function = [](const StackCall& call) { return !call.function.starts_with('<'); };
   const auto maker = std::ranges::find_if(calls, is_function);
   if (maker == calls.end() || maker->function != "__init__") return {};
   std::set<int64_t> sizes;

@@ -72,8 +72,7 @@ struct Expansion {
 int64_t bytes_of_result(const ReasonFacts& facts, const OutOfMemory& failed) {
   if (facts.cause != CauseKind::workspace) return failed.requested_bytes;
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
-    return block.made.op == failed.where.op && block.made.source == failed.where.source &&
-           block.category != Category::workspace;
+    return is_same_call(block.made, failed.where) && block.category != Category::workspace;
   });
   return made.largest != nullptr ? made.largest->requested_bytes : failed.requested_bytes;
 }

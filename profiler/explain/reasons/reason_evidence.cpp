@@ -169,6 +169,11 @@ const OutOfMemory* failure_outside_of_layers(const ReasonFacts& facts) {
   return is_outside ? failed : nullptr;
 }
 
+const OutOfMemory* failed_copy(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  return failed != nullptr && is_copy(failed->where.op) && failed->where.module.empty() ? failed : nullptr;
+}
+
 std::string_view place_of(std::string_view variable) {
   constexpr std::string_view kIn = "' in ";
   const size_t at = variable.rfind(kIn);

@@ -51,6 +51,12 @@ inline const OutOfMemory* failure(const ReasonFacts& facts) {
 /// The same where a line of the program asked by itself, and no module or node of autograd did; else null.
 const OutOfMemory* failure_outside_of_layers(const ReasonFacts& facts);
 
+/// The same where it was to copy a tensor, to the GPU or to another type, outside of layers; else null.
+const OutOfMemory* failed_copy(const ReasonFacts& facts);
+
+/// Whether both are of one op at one line.
+inline bool is_same_call(const Where& a, const Where& b) { return a.op == b.op && a.source == b.source; }
+
 /// Where it was requested.
 inline Where failed_in(const ReasonFacts& facts) {
   return facts.device.failure ? facts.device.failure->where : Where{};

@@ -152,7 +152,7 @@ Found find_tensors_of_loop(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure_outside_of_layers(facts);
   if (failed == nullptr || failed->where.source.empty()) return {};
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
-    return is_data(block) && block.made.op == failed->where.op && block.made.source == failed->where.source &&
+    return is_data(block) && is_same_call(block.made, failed->where) &&
            block.requested_bytes == failed->requested_bytes;
   });
   if (made.count < kFewest || !is_large(facts, made.bytes, 0.5)) return {};
@@ -272,8 +272,7 @@ Found find_square_matrices(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;  // of one line: a loop, whatever it makes
   const std::optional<SquareMatrices> found = find_squares(facts);
   if (!found || is_of_attention(failed_in(facts))) return {};
-  const Where& made = found->largest->made;
-  if (found->count >= kMany && made.op == failed_in(facts).op && made.source == failed_in(facts).source) return {};
+  if (found->count >= kMany && is_same_call(found->largest->made, failed_in(facts))) return {};
   const Referrer* const referrer = facts.referrers.find(*found->largest);
   return Reason{.text = fmt::format("{0} dense matrices of {1} × {1} at once{2}: {3}{4}", found->count, found->rows,
                                     at(failed_in(facts)), with_unit(found->bytes),

@@ -139,9 +139,7 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
                         "aten::nanquantile", "aten::median", "aten::nanmedian", "aten::kthvalue", "aten::mode",
                         "aten::unique", "aten::_unique2", "aten::unique_dim", "aten::nonzero"}))
     return {};
-  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
-    return block.made.op == failed->where.op && block.made.source == failed->where.source;
-  });
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) { return is_same_call(block.made, failed->where); });
   const int64_t bytes = made.bytes + failed->requested_bytes;
   if (!is_large(facts, bytes)) return {};
   return Reason{
@@ -538,10 +536,11 @@ Found find_large_batch(const ReasonFacts& facts) {
   });
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   const std::string one = find_single_sample(facts);
-  constexpr int64_t kParts = 8, kUsualPart = 16;  // of a batch that is known, and of texts
+  constexpr int64_t kParts = 8;                     // of a batch whose size is known
+  constexpr int64_t kFewImages = 4, kFewRows = 16;  // of another one
   const int64_t size_of_part = facts.batch > 1    ? std::max<int64_t>(1, facts.batch / kParts)
-                               : convolves(facts) ? 4
-                                                  : kUsualPart;
+                               : convolves(facts) ? kFewImages
+                                                  : kFewRows;
   std::vector<std::string> lines{
       has_many_rows(facts)
           ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
