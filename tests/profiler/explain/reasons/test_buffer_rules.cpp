@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// The rows of buffer_rules.cpp, with values: what makes each hold, and what looks alike and is another reason or none.
+
 namespace oomdiag {
 
 TEST_CASE("a buffer that grows by another op than cat() is one too, a small one beside it is not named",

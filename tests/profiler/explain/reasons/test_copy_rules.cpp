@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// The rows of copy_rules.cpp, with values: what makes each hold, and what looks alike and is another reason or none.
+
 namespace oomdiag {
 
 TEST_CASE("rows that are repeated before the layers are named by their line", "[explain][reasons]") {

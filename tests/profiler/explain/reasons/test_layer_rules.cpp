@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// The rows of layer_rules.cpp, with values: what makes each hold, and what looks alike and is another reason or none.
+
 namespace oomdiag {
 
 TEST_CASE("results of each layer that stay without a graph are named with what keeps them", "[explain][reasons]") {

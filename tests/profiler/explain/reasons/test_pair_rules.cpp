@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// The rows of pair_rules.cpp, with values: what makes each hold, and what looks alike and is another reason or none.
+
 namespace oomdiag {
 
 TEST_CASE("rows of a small table that are copied for each index are no embedding of words", "[explain][reasons]") {

@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// What several rows of kReasons look at (reason_evidence.h), with values.
+
 namespace oomdiag {
 
 TEST_CASE("lists that hooks of layers fill are emptied, and kept caches of generations are dropped as a whole",

@@ -3,6 +3,8 @@
 #include "tests/catch.h"
 #include "tests/profiler/explain/reasons/at_oom.h"
 
+// The rows of reason_rules.cpp, with values: what makes each hold, and what looks alike and is another reason or none.
+
 namespace oomdiag {
 
 TEST_CASE("an exception that is kept keeps the frames of its traceback", "[explain][reasons]") {
