@@ -9,6 +9,7 @@
 #include "profiler/counted.h"
 #include "profiler/explain/fixes/fix_rules.h"
 #include "profiler/explain/fixes/fixes.h"
+#include "profiler/explain/fixes/program_facts.h"
 #include "profiler/explain/step/step_model.h"
 #include "profiler/explain/step/what_if.h"
 #include "profiler/explain/words/bytes_text.h"
@@ -267,6 +268,29 @@ std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   return best;
 }
 
+/// save_on_cpu: what autograd keeps waits on the host; on the GPU remains what is used at the moment.
+std::optional<ModifiedStep> offload_activations(const StepModel& model) {
+  Allocations blocks = model.blocks;
+  if (!may_train(model)) return {};
+  const uint32_t backward = find_backward(blocks);
+  int64_t moved = 0;
+  for (StepAllocation& block : blocks) {
+    if (!block.is_of_step() || block.born >= backward) continue;
+    if (block.freed_in_backward) block.died = std::min(block.died, backward);  // inputs, too: only autograd kept them
+    if (block.category != Category::activation || block.phase != Phase::forward) continue;
+    moved += block.bytes;
+    block.died = std::min(block.died, block.born + 1);
+  }
+  if (moved == 0) return {};
+  return ModifiedStep{
+      .blocks = std::move(blocks), .costs = with_unit(2 * moved) + " over PCIe in each step", .at_least = true};
+}
+
+/// Not of what grows from step to step, which would grow on the host.
+std::optional<ModuleSettings> where_the_host_can_keep(const ProgramFacts& program) {
+  return unless(!program.profile.has_root || !program.runs_backward || program.grows);
+}
+
 // Which blocks their modules get is for those who run them (cli/experiments/fix_checkpoints.cpp).
 constexpr FixRow kCheckpointFixes[] = {
     {.id = "checkpoint",
@@ -281,6 +305,16 @@ constexpr FixRow kCheckpointFixes[] = {
                        {"trl", "SFTConfig(…, gradient_checkpointing=True)"},
                        {"diffusers", "unet.enable_gradient_checkpointing()  # or transformer., vae."},
                        {"timm", "model.set_grad_checkpointing()"}}},
+    {.id = "offload_activations",
+     .label = "offload activations to CPU",
+     .group = "checkpoint",
+     .cost = FixCost::recomputation,
+     .has_module = true,
+     .formula = "what autograd keeps is on the GPU only while it is used",
+     .lines = "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = …  # forward",
+     .in_plans = true,
+     .predict = offload_activations,
+     .configure = where_the_host_can_keep},
     {.id = "offload_blocks",
      .label = "offload blocks to CPU beside compute",
      .group = "checkpoint",

@@ -6,14 +6,13 @@
 #include "profiler/explain/fixes/program_facts.h"
 #include "profiler/explain/step/step_model.h"
 #include "profiler/explain/step/what_if.h"
-#include "profiler/explain/words/bytes_text.h"
 #include "profiler/explain/words/shape.h"
 #include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/history.h"
 
-// What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
+// What language models are large by: scores of attention, logits, sequences.
 
 namespace oomdiag {
 namespace {
@@ -120,32 +119,9 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
 
-/// save_on_cpu: what autograd keeps waits on the host; on the GPU remains what is used at the moment.
-std::optional<ModifiedStep> offload_activations(const StepModel& model) {
-  Allocations blocks = model.blocks;
-  if (!may_train(model)) return {};
-  const uint32_t backward = find_backward(blocks);
-  int64_t moved = 0;
-  for (StepAllocation& block : blocks) {
-    if (!block.is_of_step() || block.born >= backward) continue;
-    if (block.freed_in_backward) block.died = std::min(block.died, backward);  // inputs, too: only autograd kept them
-    if (block.category != Category::activation || block.phase != Phase::forward) continue;
-    moved += block.bytes;
-    block.died = std::min(block.died, block.born + 1);
-  }
-  if (moved == 0) return {};
-  return ModifiedStep{
-      .blocks = std::move(blocks), .costs = with_unit(2 * moved) + " over PCIe in each step", .at_least = true};
-}
-
 std::optional<ModuleSettings> where_logits_are_many(const ProgramFacts& program) {
   constexpr int64_t kManyLogits = 1 << 22;  // as in chunked_cross_entropy.py
   return unless(!program.profile.has_root || program.profile.logits < kManyLogits || !program.runs_backward);
-}
-
-/// Not of what grows from step to step, which would grow on the host.
-std::optional<ModuleSettings> where_the_host_can_keep(const ProgramFacts& program) {
-  return unless(!program.profile.has_root || !program.runs_backward || program.grows);
 }
 
 constexpr FixRow kLanguageFixes[] = {
@@ -173,16 +149,6 @@ constexpr FixRow kLanguageFixes[] = {
      .configure = where_logits_are_many,
      .in_frameworks = {{"transformers", "TrainingArguments(…, use_liger_kernel=True)  # pip install liger-kernel"},
                        {"trl", "SFTConfig(…, use_liger_kernel=True)  # pip install liger-kernel"}}},
-    {.id = "offload_activations",
-     .label = "offload activations to CPU",
-     .group = "checkpoint",
-     .cost = FixCost::recomputation,
-     .has_module = true,
-     .formula = "what autograd keeps is on the GPU only while it is used",
-     .lines = "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = …  # forward",
-     .in_plans = true,
-     .predict = offload_activations,
-     .configure = where_the_host_can_keep},
     {.id = "half_sequence",
      .label = "sequences of half the length",
      .group = "sequence",

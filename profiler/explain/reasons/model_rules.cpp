@@ -236,6 +236,14 @@ std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::s
   return lines;
 }
 
+/// The same before the next model of the same layers `comes`, as it "is made".
+std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes) {
+  return lines_for_models(facts,
+                          fmt::format("del model, optimizer  # before the next one {}; of attributes: self.model = "
+                                      "self.optimizer = None; to keep it: model.cpu()",
+                                      comes));
+}
+
 /// "AdamW" of "AdamW, group 1".
 std::string_view optimizer_of(const LiveBlock& block) { return block.group.substr(0, block.group.find(',')); }
 
@@ -322,9 +330,7 @@ Found find_weight_copies(const ReasonFacts& facts) {
                       at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
                   .bytes = bytes,
                   .fix = "drop_models",
-                  .how = lines_for_models(facts,
-                                          "del model, optimizer  # before the next one goes to the GPU; of attributes: "
-                                          "self.model = self.optimizer = None; to keep it: model.cpu()")};
+                  .how = lines_for_next_model(facts, "goes to the GPU")};
   }
   const bool is_model = copies.made().op == "aten::to" && !module_of(facts.referrers.find(*copies.largest)).empty();
   if (is_model) {  // and no copy of one: it was made on the host
@@ -360,9 +366,7 @@ Found find_model_being_made(const ReasonFacts& facts) {
                           at(failed->where), with_unit(parameters.bytes)),
       .bytes = parameters.bytes,
       .fix = "drop_models",
-      .how = lines_for_models(facts,
-                              "del model, optimizer  # before the next one is made; of attributes: self.model = "
-                              "self.optimizer = None; to keep it: model.cpu()")};
+      .how = lines_for_next_model(facts, "is made")};
 }
 
 // The first weight of a state that goes to the GPU beside the model that has it. load_state_dict() copies by itself, from the host too.
