@@ -1,4 +1,4 @@
-"""Runs jobs through nursery.py under `oomdiag run` and reads the report of each."""
+"""Runs jobs through run_forked.py under `oomdiag run` and reads the report of each."""
 import json
 import os
 import pathlib
@@ -12,18 +12,18 @@ from report_json import load_report  # noqa: E402
 
 
 DEVICE = "rtx3060"
-ANSWER = "answer of the nursery: "  # as nursery.py, which imports torch, has it
+ANSWER = "answer of run_forked: "  # as run_forked.py, which imports torch, has it
 
 
 def run_jobs(build, jobs, device=DEVICE):
-    """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "answer", what its process printed, and
+    """The jobs (see run_forked.py; "options" are further ones of oomdiag run), each with "answer", what its process printed, and
     "report", or None where there is none; with "screen" also "screen_text", the first screen."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-causes-"))
     oomdiag = str(pathlib.Path(build) / "bin/oomdiag")
     for number, job in enumerate(jobs):
         job["folder"] = str(base / str(number))
     for options in sorted({tuple(job.get("options", ())) for job in jobs}):
-        nurse([oomdiag, "run", "--device", device, *options, "--folder", str(base)], base,
+        run_folder([oomdiag, "run", "--device", device, *options, "--folder", str(base)], base,
               [job for job in jobs if tuple(job.get("options", ())) == options])
     for job in jobs:
         explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
@@ -36,9 +36,9 @@ def run_jobs(build, jobs, device=DEVICE):
     return jobs
 
 
-def nurse(command, base, jobs):
+def run_folder(command, base, jobs):
     (base / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([*command, "--", sys.executable, str(ROOT / "tests/causes/nursery.py"), str(base / "jobs.json")],
+    done = subprocess.run([*command, "--", sys.executable, str(ROOT / "tests/causes/run_forked.py"), str(base / "jobs.json")],
                           capture_output=True, text=True)
     answers = [json.loads(line.removeprefix(ANSWER)) for line in done.stdout.splitlines() if line.startswith(ANSWER)]
     if len(answers) != len(jobs):

@@ -1,4 +1,4 @@
-"""Programs with a known reason to run out of memory, and their doubles that only look like it. Each is a function; nursery.py
+"""Programs with a known reason to run out of memory, and their doubles that only look like it. Each is a function; run_forked.py
 runs them in forked children, so that torch is imported once.
 
 Sizes are in MiB of one float32 tensor, so that a program and the GPU it runs on can be read off side by side.

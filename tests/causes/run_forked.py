@@ -1,4 +1,4 @@
-"""Runs many small programs under the recorder, importing torch once: nursery.py JOBS.json
+"""Runs many small programs under the recorder, importing torch once: run_forked.py JOBS.json
 
 A job is {"name", "module", "function", "arguments", "memory_mib", "environment", "folder"}. Each runs in a forked child, which sets
 up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch records beside it, and its snapshot of the OOM
@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-ANSWER = "answer of the nursery: "  # before each line that is not the program's own
+ANSWER = "answer of run_forked: "  # before each line that is not the program's own
 
 
 def record(stacks, file):
