@@ -1,4 +1,4 @@
-"""Whether "8 fits; up to 37 should fit (predicted)" is true, for programs of many kinds (fit_programs.py, more_programs.py).
+"""Whether "8 fits; up to 37 should fit (predicted)" is true, for programs of many kinds (fit_programs.py, architectures.py).
 
 Usage: test_batch_line.py --build BUILD [Quick|Slow|Slow.test_…]. Runs on the virtual device. Each claim is run with the largest batch that it
 names; it is false where that runs out of memory.
@@ -12,7 +12,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fit_programs  # noqa: E402 - beside this file
-import more_programs  # noqa: E402
+import architectures  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(sys.argv.index("--build") + 1)).absolute()
 sys.argv.remove("--build")
@@ -22,8 +22,8 @@ GPUS = (("rtx3060", "1GiB", 2), ("rtx4090", "2GiB", 8), ("a100-80", "3GiB", 24))
 
 
 def command_of(name, batch):
-    if name in more_programs.PROGRAMS:
-        return [more_programs.__file__, name, str(batch)]
+    if name in architectures.PROGRAMS:
+        return [architectures.__file__, name, str(batch)]
     second = fit_programs.PROGRAMS[name].second
     return [fit_programs.__file__, name, str(batch)] + ([str(SECONDS[second.split("=")[0]])] if second else [])
 
@@ -77,7 +77,7 @@ class Slow(BatchLine):
         self.check(fit_programs.PROGRAMS, GPUS)
 
     def test_the_largest_batch_of_an_architecture_that_the_rules_do_not_know_fits(self):
-        self.check(more_programs.PROGRAMS, GPUS[1:2])
+        self.check(architectures.PROGRAMS, GPUS[1:2])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Programs of many architectures, for the claims that a report makes of them (test_batch_line.py):
 
-    python more_programs.py NAME BATCH
+    python architectures.py NAME BATCH
 
 None of them was looked at while the rules were written.
 """
