@@ -5,7 +5,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "profiler/explain/facts/variable_counts.h"
 #include "profiler/explain/reason.h"

@@ -121,6 +121,8 @@ bool is_of_models(Category category) {
 
 bool is_of_called_models(const LiveBlock& block) { return is_of_models(block.category) && !block.uncalled; }
 
+Share sum_models(const ReasonFacts& facts) { return sum_blocks(facts, is_of_called_models); }
+
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
   constexpr int64_t kTelling = 1 << 20;  // smaller ones are of usual sizes
   std::set<int64_t> called, uncalled;
@@ -420,6 +422,27 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with("set ")) return fmt::format("{}.add({}){}", kept, value, scalar);
   const bool is_list = is_appended_to(referrer);
   return fmt::format("{}.append({}){}", is_list ? kept : std::string("kept"), value, scalar);
+}
+
+std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
+  const auto cached = std::ranges::find_if(facts.device.referrers,
+                                           [](const Referrer& one) { return contains(one.variable, kCacheOfResults); });
+  std::vector<std::string> lines{otherwise};
+  if (cached != facts.device.referrers.end()) {
+    lines.insert(
+        lines.begin(),
+        fmt::format("{}.cache_clear()  # functools.lru_cache keeps what the function was given and returned: or "
+                    "no cache",
+                    variable_name(cached->variable)));
+  }
+  return lines;
+}
+
+std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes) {
+  return lines_for_models(facts,
+                          fmt::format("del model, optimizer  # before the next one {}; of attributes: self.model = "
+                                      "self.optimizer = None; to keep it: model.cpu()",
+                                      comes));
 }
 
 std::string beside_largest(const ReasonFacts& facts, int64_t bytes) {

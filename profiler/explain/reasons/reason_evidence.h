@@ -112,6 +112,10 @@ bool is_of_models(Category category);
 /// Whether it is of a model that the program has used.
 bool is_of_called_models(const LiveBlock& block);
 
+Share sum_models(const ReasonFacts& facts);
+
+inline constexpr int64_t kDistinctBytes = 1 << 20;  ///< smaller tensors are of usual sizes
+
 /// Requested bytes of the large tensors among these; where no model was called yet, of those that are to be.
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
 
@@ -207,6 +211,12 @@ inline constexpr const char* kWithoutCreateGraph =
 
 /// Lines to write where rows are copied.
 std::vector<std::string> lines_for_rows();
+
+/// `otherwise`, after the line that empties a cache of function results where a variable leads to these models by one.
+std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise);
+
+/// The same before the next model of the same layers `comes`, as it "is made".
+std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes);
 
 /// Whether the variable is a list or a deque, to which results are appended.
 bool is_appended_to(std::string_view variable);

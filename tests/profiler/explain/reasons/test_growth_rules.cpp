@@ -131,59 +131,6 @@ TEST_CASE("what the garbage collector freed after the failure was a reference cy
   CHECK(reason_of(device).empty());
 }
 
-TEST_CASE("attributes that keep tensors of a few earlier steps are named, variables are not", "[explain][reasons]") {
-  LiveBlock seen{.bytes = 64_MiB,
-                 .requested_bytes = 64_MiB,
-                 .category = Category::output,
-                 .phase = Phase::forward,
-                 .step = 2,
-                 .made = {.op = "aten::relu", .module = "1", .source = "a.py:3"}};
-  LiveBlock later = seen;
-  later.step = 3;
-  later.made.module = "2";
-  DeviceHistory device = at_oom({seen, later});
-  device.state.step = 5;
-  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
-    device.referrers.push_back(
-        {.variable = variable, .made = block.made, .bytes = block.bytes, .storage_bytes = block.bytes});
-  };
-  refer(seen, "attribute 'nets[0].seen' in main (a.py:7)");
-  refer(later, "attribute 'nets[1].seen' in main (a.py:7)");
-  CHECK(find_reason({.device = device, .growths = {}})->text ==
-        "attribute 'nets[*].seen' in main (a.py:7) keeps tensors of earlier steps at a.py:3: 128.00 MiB");
-  device.referrers.clear();
-  refer(seen, "variable 'output' in main (a.py:7)");
-  refer(later, "variable 'output' in main (a.py:7)");
-  CHECK(reason_of(device) != "kept_tensors");
-}
-
-TEST_CASE("results that any container keeps are named by it, data that it held from the start are not",
-          "[explain][reasons]") {
-  const LiveBlock starts{.bytes = 8_MiB,
-                         .requested_bytes = 8_MiB,
-                         .category = Category::output,
-                         .phase = Phase::forward,
-                         .step = 5,
-                         .made = {.op = "aten::contiguous", .source = "a.py:3"}};
-  LiveBlock ends = starts;
-  ends.made.source = "a.py:4";
-  std::vector<LiveBlock> blocks(6, starts);
-  blocks.resize(12, ends);
-  DeviceHistory device = at_oom(blocks);
-  const auto refer = [&](const LiveBlock& block, std::string_view variable) {
-    device.referrers.push_back({.variable = variable, .made = block.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
-  };
-  refer(starts, "attribute 'kept[rays][0].starts' in render (a.py:7)");
-  refer(ends, "attribute 'kept[rays][0].ends' in render (a.py:7)");
-  const auto reason = find_reason({.device = device, .growths = {}});
-  REQUIRE(reason);
-  CHECK(reason->id == "kept_tensors");
-  CHECK(reason->text == "attribute 'kept[rays][*].starts' in render (a.py:7) keeps 12 results at a.py:3: 96.00 MiB");
-  CHECK(reason->how.front().starts_with("for _each in kept[rays]: _each.starts = _each.starts.cpu()"));
-  for (LiveBlock& block : device.state.blocks) block.phase = Phase::setup;
-  CHECK(reason_of(device) != "kept_tensors");
-}
-
 TEST_CASE("graphs that too few nodes lead to are kept by nothing that variables reach", "[explain][reasons]") {
   const Where made{.op = "aten::silu", .module = "layer", .source = "cam.py:9"};
   const Growth growth{.kind = GrowthKind::retained_graph,
@@ -229,43 +176,6 @@ TEST_CASE("growth is named by what the program does", "[explain][reasons]") {
         "growing_buffer");
   CHECK(reason_of(device, {{.kind = GrowthKind::growing_buffer, .grown_bytes = 90_MiB, .held = cache}}) ==
         "key_value_cache");
-}
-
-TEST_CASE("what each layer has as an attribute is a local variable of its forward()", "[explain][reasons]") {
-  const LiveBlock bias{.bytes = 8_MiB,
-                       .requested_bytes = 8_MiB,
-                       .category = Category::output,
-                       .phase = Phase::forward,
-                       .step = 5,
-                       .made = {.op = "aten::div", .source = "a.py:3"}};
-  const auto line_for = [&](std::string_view variable) {
-    DeviceHistory device = at_oom(std::vector<LiveBlock>(12, bias));
-    device.referrers.assign(12, {.variable = variable, .made = bias.made, .bytes = 8_MiB, .storage_bytes = 8_MiB});
-    const auto reason = find_reason({.device = device, .growths = {}});
-    return reason ? reason->how.front() : std::string();
-  };
-  CHECK(line_for("attribute 'model._modules[\"layers\"]._modules[3].bias_of_positions' in main (a.py:9)")
-            .ends_with("bias_of_positions = None  # once it has served, in forward(): there a local variable does"));
-  CHECK(line_for("list 'self._modules[\"c2\"].seen' in forward (a.py:2)").starts_with("self.seen.append(x.cpu())"));
-}
-
-TEST_CASE("results of all steps that are joined are there twice", "[explain][reasons]") {
-  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
-  device.failure->where = {.op = "aten::cat", .source = "run.py:9"};
-  const Growth growth{.kind = GrowthKind::kept_tensors,
-                      .bytes_per_step = 10_MiB,
-                      .grown_bytes = 90_MiB,
-                      .held = {.op = "aten::relu", .source = "run.py:5"},
-                      .referrer = "list 'seen' in main (run.py:2)"};
-  const auto reason = find_reason({.device = device, .growths = {growth}});
-  REQUIRE(reason);
-  CHECK(reason->id == "joined_results");
-  CHECK(reason->text ==
-        "aten::cat at run.py:9 joins what list 'seen' in main (run.py:2) keeps of each step (10.00 MiB per step): "
-        "64.00 MiB more, while all parts are still there");
-  CHECK(reason->how.front().starts_with("seen.append(x.detach().cpu())"));
-  device.failure->requested_bytes = 20_MiB;  // of other parts
-  CHECK(reason_of(device, {growth}) == "kept_tensors");
 }
 
 TEST_CASE("steps that are computed from the gradients of those before are differentiated twice", "[explain][reasons]") {
@@ -321,36 +231,6 @@ TEST_CASE("gradients are kept where no graph is built, and would let the request
   CHECK(reason_of(device) != "gradients_kept");
 }
 
-TEST_CASE("a loop that is still filling a list or a dict is what runs out of memory", "[explain][reasons]") {
-  const LiveBlock made{.bytes = 64_MiB,
-                       .requested_bytes = 64_MiB,
-                       .category = Category::unknown,
-                       .phase = Phase::setup,
-                       .made = {.op = "aten::zeros", .source = "fill.py:5"},
-                       .shape = "[4096, 4096] float32"};
-  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, made));
-  device.failure->phase = Phase::setup;
-  device.failure->step = 0;
-  device.failure->where = {.op = "aten::zeros", .source = "fill.py:5"};
-  device.attribution.backward_bytes = 0;
-  const auto of_loop =
-      find_reason({.device = device, .growths = {}});  // of a comprehension: no variable leads to its list yet
-  REQUIRE(of_loop);
-  CHECK(of_loop->id == "kept_tensors");
-  CHECK(of_loop->text ==
-        "aten::zeros at fill.py:5 runs again and again, and all that it makes stays: 9 tensors of 64.00 MiB so far");
-  CHECK(of_loop->piles_up);
-  device.referrers.assign(9, {.variable = "dict 'cache' in fill.py", .made = made.made, .storage_bytes = 64_MiB});
-  const auto of_dict = find_reason({.device = device, .growths = {}});
-  REQUIRE(of_dict);
-  CHECK(of_dict->text.starts_with("dict 'cache' in fill.py keeps 9 results at fill.py:5"));
-  device.failure->where.source = "fill.py:9";
-  for (Referrer& one : device.referrers) one.variable = "list 'cache' in fill.py";
-  const auto in_advance = find_reason({.device = device, .growths = {}});
-  REQUIRE(in_advance);
-  CHECK(in_advance->text.find("made in advance") != std::string::npos);
-}
-
 TEST_CASE("what variables refer to themselves is kept by them, not by a graph", "[explain][reasons]") {
   Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .held = {.node = "MmBackward0"}};
   const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
@@ -387,51 +267,6 @@ TEST_CASE("parameters of which each step has more are a model that grows", "[exp
   CHECK(reason_of(device, {growth}) == "growing_buffer");
 }
 
-TEST_CASE("lists that one loop fills keep their results together", "[explain][reasons]") {
-  DeviceHistory device = at_oom({});
-  for (const char* line : {"net.py:4", "net.py:5", "net.py:6"}) {
-    for (int i = 0; i < 10; ++i) {
-      device.state.blocks.push_back({.bytes = 6_MiB,
-                                     .requested_bytes = 6_MiB,
-                                     .category = Category::output,
-                                     .step = 5,
-                                     .made = {.op = "aten::mul", .source = line}});
-      device.state.allocated_bytes += 6_MiB;
-    }
-  }
-  device.failure->requested_bytes = 6_MiB;
-  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:7)",
-                       .made = {.op = "aten::mul", .source = "net.py:4"},
-                       .storage_bytes = 6_MiB},
-                      {.variable = "list 'masks' in predict (eval.py:7)",
-                       .made = {.op = "aten::mul", .source = "net.py:5"},
-                       .storage_bytes = 6_MiB}};
-  const auto reason = find_reason({.device = device, .growths = {}});
-  REQUIRE(reason);
-  CHECK(reason->id == "kept_tensors");
-  CHECK(reason->bytes == 120_MiB);  // the third line's have no referrer
-  CHECK(reason->text.find("list 'masks' in predict (eval.py:7) and outputs keep 20 results") == 0);
-}
-
-TEST_CASE("rows that jacobian() collects are named by what they are", "[explain][reasons]") {
-  const Where made{.op = "aten::matmul", .source = "f.py:4"};
-  const Growth growth{.bytes_per_step = 1_MiB,
-                      .grown_bytes = 200_MiB,
-                      .first_step = 1,
-                      .last_step = 201,
-                      .held = made,
-                      .places = {{.where = made, .bytes_per_step = 1_MiB}},
-                      .place_count = 1,
-                      .referrer = "list 'jac_i_el' in jacobian (torch/autograd/functional.py:587)"};
-  const auto reason = find_reason({.device = at_oom({{.bytes = 200_MiB}}), .growths = {growth}});
-  REQUIRE(reason);
-  CHECK(reason->id == "whole_jacobian");
-  CHECK(reason->text ==
-        "jacobian() computes the derivative of each output, and keeps all of them: 1.00 MiB for one, as large as what "
-        "it is "
-        "with respect to, 200.00 MiB so far at f.py:4");
-}
-
 TEST_CASE("all lists that one loop fills are named where tensors of each step stay", "[explain][reasons]") {
   const Where logits{.op = "aten::add", .module = "net", .source = "epoch.py:47"},
       labels{.op = "aten::to", .source = "epoch.py:45"};
@@ -452,32 +287,6 @@ TEST_CASE("all lists that one loop fills are named where tensors of each step st
   CHECK(reason->text.starts_with("list 'scores' in train (epoch.py:41), and list 'truth' in train (epoch.py:41) keep"));
   REQUIRE(reason->how.size() == 2);
   CHECK(reason->how.back().starts_with("truth.append(x.detach().cpu())"));
-}
-
-TEST_CASE("what is joined is counted of its own container, and not of others that are as long", "[explain][reasons]") {
-  DeviceHistory device = at_oom({});
-  for (const char* line : {"eval.py:4", "eval.py:5"}) {
-    for (int i = 0; i < 3; ++i) {
-      device.state.blocks.push_back({.bytes = 50_MiB,
-                                     .requested_bytes = 50_MiB,
-                                     .category = Category::output,
-                                     .step = 5,
-                                     .made = {.op = "aten::mul", .source = line}});
-      device.state.allocated_bytes += 50_MiB;
-    }
-  }
-  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:1)",
-                       .made = {.op = "aten::mul", .source = "eval.py:4"},
-                       .storage_bytes = 50_MiB},
-                      {.variable = "list 'masks' in predict (eval.py:1)",
-                       .made = {.op = "aten::mul", .source = "eval.py:5"},
-                       .storage_bytes = 50_MiB}};
-  device.failure->where = {.op = "aten::cat", .source = "eval.py:9"};
-  device.failure->requested_bytes = 150_MiB;
-  const auto reason = find_reason({.device = device, .growths = {}});
-  REQUIRE(reason);
-  CHECK(reason->id == "joined_results");
-  CHECK(reason->text.find("joins the 3 tensors of ") != std::string::npos);
 }
 
 TEST_CASE("graphs that a container collects keep what backward made to be differentiated, too", "[explain][reasons]") {
@@ -578,27 +387,6 @@ TEST_CASE("what several nodes of a backward pass made is of one context", "[expl
   CHECK(growths.front().referrer == "list 'kept' in f (a.py:1)");
 }
 
-TEST_CASE("what a container has of tensors made in advance are no results", "[explain][reasons]") {
-  std::vector<LiveBlock> blocks(10, {.bytes = 30_MiB,
-                                     .requested_bytes = 30_MiB,
-                                     .category = Category::input,
-                                     .made = {.op = "aten::zeros", .source = "serve.py:32"}});
-  DeviceHistory device = at_oom(blocks);
-  device.failure->requested_bytes = 6_MiB;
-  device.failure->where = {.op = "aten::einsum", .module = "Layer", .source = "serve.py:18"};
-  device.referrers = {{.variable = "list 'engine.cache' in serve.py",
-                       .made = {.op = "aten::zeros", .source = "serve.py:32"},
-                       .storage_bytes = 30_MiB}};
-  const auto reason = find_reason({.device = device, .growths = {}});
-  REQUIRE(reason);
-  CHECK(reason->text ==
-        "list 'engine.cache' in serve.py has 10 tensors that were made in advance at serve.py:32, to be filled: 300.00 "
-        "MiB");
-  CHECK(reason->fix == "smaller_cache");
-  for (LiveBlock& block : device.state.blocks) block.step = 4;
-  CHECK(find_reason({.device = device, .growths = {}})->fix == "results_to_host");
-}
-
 TEST_CASE("gradients that grow are kept by parameters, not by a reference cycle", "[explain][reasons]") {
   const Growth growth{.kind = GrowthKind::kept_tensors,
                       .bytes_per_step = 32_MiB,
@@ -644,6 +432,20 @@ TEST_CASE("data that require gradients and their .grad keep one another", "[expl
   leaves.bytes_per_step = 1_MiB;  // of something else
   leaves.places.front().bytes_per_step = 1_MiB;
   CHECK(reason_of(device, {gradients, leaves}) != "create_graph");
+}
+
+TEST_CASE("an exception that is kept keeps the frames of its traceback", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .grown_bytes = 90_MiB,
+                      .referrer = "dict 'optimizer.state' in fit(), whose frame the traceback in 'failed' keeps"};
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "caught_traceback");
+  CHECK(reason->text ==
+        "exceptions are kept in 'failed': the traceback of each keeps the frames of its calls, and 90.00 MiB of "
+        "tensors in "
+        "their variables");
 }
 
 }  // namespace oomdiag
