@@ -177,18 +177,21 @@ std::string_view parent_of(std::string_view path) {
   return dot == path.npos ? std::string_view() : path.substr(0, dot);
 }
 
-// "checkpoint h.*" where one list of modules is meant, else the first and the last of them.
+/// "checkpoint transformer.h.*, transformer.ln_f": lists of modules as a whole, and of many names the first.
 std::string label_of(const Segments& segments) {
-  const std::string_view first = segments.begin()->first, last = segments.rbegin()->first;
-  const std::string_view parent = parent_of(first);
-  const bool one_list =
-      std::all_of(segments.begin(), segments.end(), [&](const auto& one) { return parent_of(one.first) == parent; });
-  const bool numbered = is_number(first);  // children of an nn.Sequential
-  if (segments.size() > 2 && one_list && (numbered || !parent.empty())) {
-    return "checkpoint " + std::string(parent) + (parent.empty() ? "*" : ".*");
+  std::map<std::string_view, size_t> lists;
+  for (const auto& [path, segment] : segments) ++lists[parent_of(path)];
+  std::vector<std::string> names;
+  for (const auto& [path, segment] : segments) {
+    const std::string_view parent = parent_of(path);
+    const bool of_list = is_number(path.substr(parent.empty() ? 0 : parent.size() + 1)) && lists[parent] > 2;
+    std::string name = !of_list ? std::string(path) : parent.empty() ? "*" : fmt::format("{}.*", parent);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
-  if (segments.size() == 1) return "checkpoint " + std::string(first);
-  return "checkpoint " + std::string(first) + (segments.size() == 2 ? ", " : " ... ") + std::string(last);
+  constexpr size_t kMostNames = 3;
+  const size_t more = names.size() > kMostNames ? names.size() - (kMostNames - 1) : 0;
+  names.resize(names.size() - more);
+  return fmt::format("checkpoint {}{}", fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
 /// `model.layer1[0]` for layer1.0.
