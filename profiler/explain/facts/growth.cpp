@@ -177,9 +177,13 @@ bool Growth::has(const Where& made, uint32_t context) const {
 
 bool Growth::leads_to_all_steps(int64_t nodes) const {
   const int64_t steps = int64_t{last_step} - first_step;
-  int64_t made = 0;  // a place may have left something in some of the steps only
-  for (const GrowingPlace& place : places) made += place.blocks > 0 ? std::min(place.blocks, steps) : steps;
-  if (place_count > places.size()) made += steps * static_cast<int64_t>(place_count - places.size());
+  int64_t made = 0, fewest = steps;  // a place may have left something in some of the steps only
+  for (const GrowingPlace& place : places) {
+    const int64_t of_place = place.blocks > 0 ? std::min(place.blocks, steps) : steps;
+    made += of_place;
+    fewest = std::min(fewest, of_place);
+  }
+  if (place_count > places.size()) made += fewest * static_cast<int64_t>(place_count - places.size());
   return nodes * 4 >= made * 3;
 }
 

@@ -362,8 +362,10 @@ struct RisingPeaks {
   std::vector<int64_t> bytes{};
 };
 
-RisingPeaks find_rising_peaks(const ReasonFacts& facts) {
+/// Where `data_grow`, workspaces may hide some of the increases.
+RisingPeaks find_rising_peaks(const ReasonFacts& facts, bool data_grow) {
   constexpr int64_t kUneven = 4;  // times the smallest increase
+  constexpr int64_t kDip = 20;    // a part of a peak
   std::map<uint32_t, int64_t, std::greater<>> peaks;
   for (const PhasePeak& peak : facts.device.phases) {
     if (peak.step > 0 && peak.step < facts.device.state.step)
@@ -378,7 +380,8 @@ RisingPeaks find_rising_peaks(const ReasonFacts& facts) {
       least = std::min(least, more);
       most = std::max(most, more);
       const bool follows = step + rising.bytes.size() == rising.last;
-      if (!follows || least <= 0 || most > kUneven * least) break;
+      const bool rises = data_grow ? more * kDip > -bytes : least > 0 && most <= kUneven * least;
+      if (!follows || !rises) break;
     }
     rising.bytes.push_back(bytes);
   }
@@ -390,7 +393,9 @@ RisingPeaks find_rising_peaks(const ReasonFacts& facts) {
 Found find_growing_steps(const ReasonFacts& facts) {
   constexpr size_t kFewestSteps = 4;
   if (failure(facts) == nullptr || leading_growth(facts) != nullptr) return {};
-  const auto& [last, rising] = find_rising_peaks(facts);
+  constexpr double kAnyLarger = 1.01;  // times
+  const std::optional<DataOfSteps> data = compare_data(facts, kAnyLarger);
+  const auto& [last, rising] = find_rising_peaks(facts, data.has_value());
   if (rising.size() < kFewestSteps || rising.front() * 3 < rising.back() * 4) return {};
   const auto steps = static_cast<uint32_t>(rising.size()) - 1;
   const uint32_t first = last - steps;
@@ -400,8 +405,6 @@ Found find_growing_steps(const ReasonFacts& facts) {
     return end == facts.device.step_ends.end() ? int64_t{0} : end->allocated_bytes;
   };
   if ((left_after(last) - left_after(first)) * 2 > grown) return {};
-  constexpr double kAnyLarger = 1.01;  // times
-  const std::optional<DataOfSteps> data = compare_data(facts, kAnyLarger);
   return Reason{
       .text = fmt::format("each step needs more than the one before, about {}, and leaves nothing behind: {} "
                           "in step {}, {} in step {} ({})",
@@ -410,7 +413,8 @@ Found find_growing_steps(const ReasonFacts& facts) {
       .bytes = grown,
       .fix = "as_much_as_before",
       .how = {"batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
-              "grow; else at most so many rows of it"}};
+              "grow; else at most so many rows of it",
+              "samples.clear()  # of each list that a batch is made of, once a step has used it"}};
 }
 
 namespace {

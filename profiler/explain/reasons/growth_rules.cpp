@@ -179,8 +179,10 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
         "with torch.no_grad():  # around the lines that assign buffers, as self.running_mean = …: they are of no graph",
         "self.running_mean = value.detach()"};
   const bool is_list = is_appended_to(variable);
-  std::vector<std::string> lines{fmt::format(
-      "{}.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()", is_list ? name : "kept")};
+  std::vector<std::string> lines{
+      fmt::format("{}.append(x.detach())  # and at each other line that stores there; of a scalar: x.item(); on the "
+                  "host: x.detach().cpu()",
+                  is_list ? name : "kept")};
   if (facts.device.attribution.backward_bytes == 0 || waits_for_backward(facts))
     lines.emplace_back(
         "loss.backward()  # in the loop, if these are losses to be added: gradients add up, as of the sum");
@@ -208,6 +210,29 @@ std::string find_graph_variable(const ReasonFacts& facts) {
     if (one.nodes > 0) nodes.add(one.variable, one.nodes);
   }
   return std::string(nodes.most());
+}
+
+/// "variables 'a', 'b', 'c' in train (train.py:9)" of variables of one function.
+std::string name_together(const std::string& variable, const std::vector<std::string>& others) {
+  std::vector<std::string> names;
+  for (const std::string& one : others) names.push_back(fmt::format("'{}'", variable_name(one)));
+  const size_t in = variable.find(" in ");
+  return fmt::format("variables '{}', {}{}", variable_name(variable), fmt::join(names, ", "),
+                     in == variable.npos ? "" : variable.substr(in));
+}
+
+/// Other variables to which something is added in each step, graph and all: each leads to as many nodes that no other one leads to.
+std::vector<std::string> list_sums_beside(const ReasonFacts& facts, const Growth& growth, const std::string& variable) {
+  constexpr int64_t kFewestSteps = 3;
+  constexpr size_t kMost = 3;
+  const int64_t steps = std::max(kFewestSteps, growth.grown_bytes / std::max<int64_t>(1, growth.bytes_per_step));
+  std::vector<std::string> sums;
+  for (const Referrer& one : facts.device.referrers) {
+    const bool is_sum =
+        one.nodes >= steps && one.is_scalar() && !is_container(one.variable) && one.variable != variable;
+    if (is_sum && sums.size() < kMost) sums.emplace_back(one.variable);
+  }
+  return sums;
 }
 
 /// Many equal tensors of one line, made before any module was called, of which no variable is known.
@@ -370,19 +395,26 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   if (!retained && collected == nullptr) return {};
   if (collected != nullptr) growth = collected;
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
-  const std::string keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   const int64_t per_step = collected != nullptr ? sum_per_step(facts.growths) : growth->bytes_per_step;
   const std::vector<std::string_view> states =
       is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
+  const std::vector<std::string> sums = states.empty() && !variable.empty() && !is_container(variable)
+                                            ? list_sums_beside(facts, *growth, variable)
+                                            : std::vector<std::string>();
+  const std::string keeps = variable.empty() ? "a tensor that is kept from each step keeps"
+                            : sums.empty()   ? variable + " keeps"
+                                             : name_together(variable, sums) + " keep";
+  std::vector<std::string> how = lines_for_graphs(facts, variable, states);
+  for (const std::string& sum : sums) how.push_back(lines_for_graphs(facts, sum, {}).front());
   constexpr std::string_view kWaits = "; no backward for the parameters has run yet";
   const std::string handed = states.empty() ? ""
                                             : fmt::format("; {} {} it to the next", fmt::join(states, ", "),
                                                           states.size() == 1 ? "hands" : "hand");
-  return Reason{.text = fmt::format("{} keeps the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
+  return Reason{.text = fmt::format("{} the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
                                     with_unit(per_step), handed, waits_for_backward(facts) ? kWaits : ""),
                 .bytes = collected != nullptr ? sum_grown(facts.growths) : growth->grown_bytes,
                 .fix = "stop_growth",
-                .how = lines_for_graphs(facts, variable, states)};
+                .how = std::move(how)};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to

@@ -68,13 +68,15 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
 
 std::string ooms_text(const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
-  for (const ReportRecovered& one : sum_recovered(device)) {
+  // Beside an error that ended the run they read like a second one.
+  const bool names_recovered = options.all || !device.failure;
+  for (const ReportRecovered& one : names_recovered ? sum_recovered(device) : std::vector<ReportRecovered>()) {
     const std::string& where = !one.node.empty() ? one.node : one.op;
     add(text, "recovered",
-        fmt::format("{} inside {}: the library requested {} and went on {}, which may be slower",
+        fmt::format("{} inside {}: the library requested a workspace of {} and went on {}, which may be slower",
                     counted(one.count, "OOM"), printable(where.empty() ? "a library" : where, 40),
                     with_unit(one.requested_bytes),
-                    one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
+                    one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without it"));
   }
   for (const NonPytorchOwner& one : device.failed_driver_requests) {
     add(text, "driver",
