@@ -196,6 +196,7 @@ struct Referrer {
   int64_t storage_bytes = 0;    ///< that it keeps, as requested
   bool wants_gradient = false;  ///< requires_grad_() was called for it, and it is no parameter
   uint32_t context = 0;         ///< as of a LiveBlock
+  uint64_t born = 0;            ///< as of the LiveBlock that is its storage; 0: on the host
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }

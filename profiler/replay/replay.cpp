@@ -75,15 +75,16 @@ History replay(const Trace& trace, std::optional<bool> survived) {
       find_surroundings(trace, prescan.stacks, oom);
       if (oom.outcome == Outcome::fatal) replayed.failure = oom;
     }
-    for (const auto& [maker, variable, count, bytes, wants_gradient, on_host] : device.referrers) {
-      auto& list = on_host && count == 0 ? replayed.host_tensors : replayed.referrers;
-      list.push_back({.variable = trace.name(variable),
-                      .made = locate(trace, followed.nodes, maker),
-                      .nodes = count,
-                      .bytes = bytes,
-                      .storage_bytes = on_host ? 0 : std::max(bytes, maker.bytes),
-                      .wants_gradient = wants_gradient,
-                      .context = maker.context});
+    for (const ReferrerEvents& one : device.referrers) {
+      auto& list = one.on_host && one.nodes == 0 ? replayed.host_tensors : replayed.referrers;
+      list.push_back({.variable = trace.name(one.variable),
+                      .made = locate(trace, followed.nodes, one.maker),
+                      .nodes = one.nodes,
+                      .bytes = one.bytes,
+                      .storage_bytes = one.on_host ? 0 : std::max(one.bytes, one.maker.bytes),
+                      .wants_gradient = one.wants_gradient,
+                      .context = one.maker.context,
+                      .born = one.born});
     }
     const OutOfMemory* failure = replayed.failure ? &*replayed.failure : nullptr;
     replayed.looked_for_referrers =

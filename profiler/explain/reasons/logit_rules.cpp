@@ -23,6 +23,9 @@ bool is_loss_op(const Where& where) {
   return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
+/// What works on images, volumes and sounds has no number for each word, though as many as there are rows of some table.
+bool makes_images(const Where& where) { return contains_one_of(where.op, {"conv", "norm", "pool", "upsample"}); }
+
 /// Tables of words, and what has a number for each of them.
 struct Vocabularies {
   std::set<int64_t>
@@ -35,7 +38,7 @@ struct Vocabularies {
     // As many rows as words are what was computed for each word.
     const auto has = [&](int64_t count) { return std::find(shape.begin() + 1, shape.end(), count) != shape.end(); };
     const bool may_be_rows = shape.size() < 2 || std::ranges::any_of(words, has) || !of_losses.empty();
-    return may_be_rows && !gathers(block.made) && is_logits(block.requested_bytes);
+    return may_be_rows && !gathers(block.made) && !makes_images(block.made) && is_logits(block.requested_bytes);
   }
   bool is_logits(int64_t bytes) const {
     constexpr int64_t kFewRows = 64, kRounding = 512;
@@ -136,6 +139,7 @@ Found find_logits(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
                              !makes_of_nothing(failed->where) && !gathers(failed->where) &&
+                             !makes_images(failed->where) &&
                              (is_loss_op(failed->where) || vocabularies.is_logits(failed->requested_bytes));
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words

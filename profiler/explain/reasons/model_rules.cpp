@@ -1,7 +1,9 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <utility>
 
 #include "profiler/explain/facts/common_referrers.h"
@@ -94,6 +96,37 @@ std::string find_list_of_models(const ReasonFacts& facts, const Twins& twins) {
   return lists.count_of_most() * kPart >= std::ssize(twins.parameters) ? std::string(lists.most()) : std::string();
 }
 
+/// "variable 'old' in main (train.py:9)" for each of these models that a variable leads to and that is older than the newest, the oldest first.
+std::vector<std::string> list_older_models(const ReasonFacts& facts, const Twins& twins) {
+  struct Model {
+    std::string name{};
+    uint64_t newest = 0;  ///< of its parameters
+    int64_t parameters = 0;
+  };
+  const std::vector<Where> made = list_makers(twins);
+  std::map<std::pair<std::string_view, std::string_view>, Model> models;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string_view variable = module_of(&one);
+    const std::string_view place = one.variable.substr(std::min(one.variable.size(), one.variable.rfind(" in ")));
+    const bool is_variable = !variable.empty() && variable.find_first_of(".[") == variable.npos;
+    if (!is_variable || one.born == 0 || std::ranges::find(made, one.made) == made.end()) continue;
+    Model& model = models[{variable, place}];
+    model.name = fmt::format("variable '{}'{}", variable, place);
+    model.newest = std::max(model.newest, one.born);
+    ++model.parameters;
+  }
+  const uint64_t newest = (*std::ranges::max_element(twins.parameters, {}, &LiveBlock::born))->born;
+  std::vector<Model> older;
+  for (auto& [key, model] : models) {
+    const bool is_whole = model.parameters * twins.models * 2 >= std::ssize(twins.parameters);
+    if (is_whole && model.newest < newest) older.push_back(std::move(model));
+  }
+  std::ranges::sort(older, {}, &Model::newest);
+  std::vector<std::string> names;
+  for (Model& model : older) names.push_back(std::move(model.name));
+  return names;
+}
+
 /// Of layers that went to the GPU one after another, as each was called: results of the first ones are older than the last ones.
 Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const Twins& twins) {
   const auto [first, last] = std::ranges::minmax(twins.parameters, {}, &LiveBlock::born);
@@ -116,19 +149,27 @@ Found find_several_models(const ReasonFacts& facts) {
   if (!twins) return {};
   if (const std::string model = find_model_of_layers(facts, *twins); !model.empty())
     return layers_that_stay(facts, model, *twins);
-  std::vector<std::string> lines = lines_for_models(
-      facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then");
   const std::string list = find_list_of_models(facts, *twins);
+  const std::vector<std::string> older = list.empty() ? list_older_models(facts, *twins) : std::vector<std::string>();
+  std::vector<std::string> lines = lines_for_models(
+      facts, older.empty()
+                 ? "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"
+                 : fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()",
+                               variable_name(older.front())));
   if (!list.empty())
     lines.insert(lines.begin(),
                  fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
                              "stay on the GPU",
                              list));
+  for (const std::string& one : older | std::views::reverse)
+    lines.insert(lines.begin(), fmt::format("del {}  # before the next model; and what refers to its parameters: its "
+                                            "optimizer, scheduler and trainer",
+                                            variable_name(one)));
   return Reason{
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
                           twins->models, with_unit(twins->bytes)),
       .bytes = twins->bytes - twins->bytes / twins->models,
-      .kept_by = list.empty() ? "" : fmt::format("list '{}'", list),
+      .kept_by = list.empty() ? fmt::format("{}", fmt::join(older, ", ")) : fmt::format("list '{}'", list),
       .fix = "drop_models",
       .how = std::move(lines),
       .piles_up = true};

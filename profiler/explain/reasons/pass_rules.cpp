@@ -229,12 +229,19 @@ int64_t count_passes_before(const ReasonFacts& f) {
   return passes == std::numeric_limits<int64_t>::max() ? 0 : passes;
 }
 
+/// Whether it is of a step of training before the one that failed, whose graph backward has gone through.
+bool is_of_trained_step(const ReasonFacts& f, const Referrer& one) {
+  const auto block = std::ranges::find(f.device.state.blocks, one.born, &LiveBlock::born);
+  return f.device.attribution.backward_bytes > 0 && one.born > 0 && block != f.device.state.blocks.end() &&
+         block->step < f.device.failure->step;
+}
+
 /// The variable that leads to most nodes of autograd, as a list or a sum of losses; or empty.
 std::string find_holder_of_graphs(const ReasonFacts& f) {
   VariableCounts nodes, of_containers;
   int64_t all = 0;
   for (const Referrer& one : f.device.referrers) {
-    if (one.nodes == 0) continue;
+    if (one.nodes == 0 || is_of_trained_step(f, one)) continue;
     nodes.add(one.variable, one.nodes);
     if (is_container(fold_subscripts(one.variable))) of_containers.add(one.variable, one.nodes);
     all += one.nodes;

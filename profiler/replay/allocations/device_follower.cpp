@@ -143,7 +143,12 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
     if (id == AllocationTable::kNone) return;
     Allocation& allocation = pass_.table[id];
     const bool wants_gradient = (event.flags & kWantsGradient) != 0;
-    result_.referrers.push_back({allocation.maker, event.detail, event.call_id, event.bytes, wants_gradient});
+    result_.referrers.push_back({.maker = allocation.maker,
+                                 .variable = event.detail,
+                                 .nodes = event.call_id,
+                                 .bytes = event.bytes,
+                                 .wants_gradient = wants_gradient,
+                                 .born = allocation.born});
     // What no graph saved and no module owns is described here alone. A tensor of fewer bytes is a view, of the storage another one.
     const bool is_parameter = (event.flags & kIsParameter) != 0;
     allocation.uncalled |= is_parameter && !allocation.parameter;

@@ -27,6 +27,7 @@ struct ReferrerEvents {
   int64_t bytes = 0;  ///< of the tensor
   bool wants_gradient = false;
   bool on_host = false;  ///< no block of the GPU is its storage
+  uint64_t born = 0;     ///< of the block
 };
 
 /// How much of a GPU others than PyTorch's allocator used, whenever the trace tells.
