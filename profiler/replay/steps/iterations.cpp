@@ -53,6 +53,7 @@ void IterationFinder::read_alloc(const Event& event, uint64_t index) {
   }
   if (call_.context == event.context) {
     ++returns_;
+    ops_before_return_ = ops_ - 1;
     if (outside_) ++returns_after_outside_;
   }
   outside_ = false;
@@ -68,7 +69,9 @@ IterationRule IterationFinder::finish(bool trains) const {
   // Where gradients are on it may be the first forward pass of a training run: its layers are no iterations.
   rule.after_outside = graph_ || returns_after_outside_ >= kLeastReturns;
   const uint64_t calls = rule.after_outside ? returns_after_outside_ : returns_;
-  return calls > 1 ? rule : IterationRule{.first = call_.first};
+  // A loop inside of a layer, as over the images of a batch: the layers that follow are those of all its turns.
+  const bool is_inside = calls > 2 && ops_before_return_ * 2 < ops_;
+  return calls > 1 && !is_inside ? rule : IterationRule{.first = call_.first};
 }
 
 }  // namespace oomdiag

@@ -11,7 +11,7 @@
 //   a call       of its outermost module, in Python. Nothing shows it but the ops inside: it begins with the op that was
 //                the first in a module, when that runs again. In most programs something is made outside of modules
 //                between two calls (the next batch, the token that was chosen); then only such a return counts, and not
-//                that a layer is called several times inside of one call.
+//                that a layer is called several times inside of one call; nor where most of all work follows the last one.
 namespace oomdiag {
 
 /// How the iterations of a program are recognised; one that trains has none.
@@ -50,6 +50,7 @@ class IterationFinder {
   uint32_t call_id_ = 0;  ///< of the newest op
   uint64_t ops_ = 0;      ///< in modules
   uint64_t returns_ = 0, returns_after_outside_ = 0;
+  uint64_t ops_before_return_ = 0;  ///< of ops_, before the newest return
   bool outside_ = false, graph_ = false;
 };
 
