@@ -145,6 +145,15 @@ bool fails_in_inference(const DeviceHistory& device) {
          std::ranges::none_of(device.step_allocations.blocks, is_in_graph);
 }
 
+/// Of the steps before and after the one that is described.
+int64_t find_peak_of_others(const DeviceHistory& device) {
+  int64_t most = 0;
+  for (const PhasePeak& peak : device.phases) {
+    if (peak.step != device.step_allocations.step) most = std::max(most, peak.allocated_bytes);
+  }
+  return most;
+}
+
 /// What fixes are predicted from.
 StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inputs, const Findings& findings,
                           int64_t private_pools, Described step) {
@@ -167,6 +176,7 @@ StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inpu
       .last_step = findings.growths.empty() ? 0 : findings.growths.front().last_step,
       .growing_place = growing_place(findings.growths),
       .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
+      .other_peak_bytes = find_peak_of_others(device),
       .has_backward = device.attribution.backward_bytes > 0,
       .only_infers = fails_in_inference(device) ||
                      (device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1)),

@@ -575,7 +575,9 @@ void visit_fields(auto& visit, Either<ReportOfDevice> auto& value) {
                  {"reserved_bytes", "by PyTorch"},
                  {"total_bytes", "of the device"}});
   visit({"headroom_bytes", "what is left of the device at the peak"}, value.headroom_bytes);
-  visit({"required_bytes", "the smallest device on which that moment could pass: what it needs allocated, and what is not PyTorch's"}, value.required_bytes);
+  visit({"required_bytes",
+         "the smallest device on which that moment could pass: what it needs allocated, and what is not PyTorch's"},
+        value.required_bytes);
   visit(
       {"replay_error_bytes", "by how much the replay differs from what the allocator itself counted; 0 is to the byte"},
       value.replay_error_bytes);

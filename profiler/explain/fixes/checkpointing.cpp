@@ -217,12 +217,14 @@ std::vector<std::string> in_python(const Segments& segments) {
   return words;
 }
 
-// A function, as its names are its own: a loop at the top would overwrite a variable of the program.
+// A function, as its names are its own: a loop at the top would overwrite a variable of the program, and an import of torch in main()
+// would make torch a local name there.
 std::vector<std::string> how_of(const Allocations& blocks, const Segments& segments) {
   constexpr size_t kMaxInOneLine = 80;
-  std::vector<std::string> lines{"import functools, torch.utils.checkpoint", "def checkpoint_forward(*modules):",
-                                 "    for module in modules:", "        module.forward = functools.partial(",
-                                 "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"};
+  std::vector<std::string> lines{
+      "def checkpoint_forward(*modules):", "    import functools", "    from torch.utils.checkpoint import checkpoint",
+      "    for module in modules:",
+      "        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)"};
   const std::vector<std::string> words = in_python(segments);
   const std::string call = fmt::format("checkpoint_forward({})", fmt::join(words, ", "));
   if (call.size() <= kMaxInOneLine) {

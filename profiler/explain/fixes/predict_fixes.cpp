@@ -43,7 +43,7 @@ std::vector<std::string> lines_with(const StepModel& model, const std::string& i
 void judge(const StepModel& model, const ModifiedStep& step, Fix& fix) {
   // The peak may be that of another step; the difference that a fix makes to this one is taken off it.
   const int64_t saved = find_peak(model.blocks) - find_peak(step.blocks);
-  fix.predicted_peak_bytes = std::max<int64_t>(0, model.peak_bytes - saved);
+  fix.predicted_peak_bytes = std::max(step.floor_bytes, model.peak_bytes - saved);
   fix.at_least = !model.whole || step.at_least;
   const AllocatorSettings& settings = step.settings ? *step.settings : model.settings;
   if (fix.predicted_peak_bytes > model.available_bytes) {

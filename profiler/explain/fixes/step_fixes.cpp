@@ -53,11 +53,11 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
-/// no_grad: nothing is saved. (Under no_grad too autocast makes the casts of weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds what
+/// no_grad, also around an evaluation of a program that trains: nothing is saved. (Under no_grad too autocast makes the casts of weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds what
 /// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
-  if (!is_without_backward(model) || model.has_backward) return {};
+  if (!is_without_backward(model)) return {};
   Allocations blocks = model.blocks;
   const std::set<int64_t> parameter_sizes = list_parameter_sizes(blocks);
   std::vector<StepAllocation*> made;  // by the forward ops that autograd recorded, in order
@@ -73,7 +73,13 @@ std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
     made[m]->died = std::min(made[m]->died, made[last]->born + 1);
   }
   if (made.empty()) return {};
-  return ModifiedStep{.blocks = std::move(blocks)};
+  ModifiedStep step{.blocks = std::move(blocks)};
+  if (!model.has_backward) return step;
+  const auto largest = std::ranges::max_element(made, {}, &StepAllocation::bytes);
+  step.label = "torch.no_grad() around the pass that no backward follows";
+  step.floor_bytes = model.other_peak_bytes;
+  step.lines = {"with torch.no_grad():  # around what calls the model at " + short_place((*largest)->made)};
+  return step;
 }
 
 /// Outputs that the program holds through backward though autograd does not need them: freed before backward begins.

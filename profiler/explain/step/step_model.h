@@ -26,6 +26,7 @@ struct StepModel {
   uint32_t last_step = 0;                       ///< that the growth was measured to
   std::string growing_place{};                  ///< "train.py:11", or what else is known of it
   bool leaks = false;                           ///< growth is why it failed, or why it will
+  int64_t other_peak_bytes = 0;                 ///< of all other steps that are known
   bool has_backward = true;                     ///< the program ran backward, as far as was seen
   bool only_infers = false;  ///< the pass that failed wants no gradients, or complete steps went by without backward
   AllocatorSettings settings{};
@@ -55,6 +56,7 @@ struct ModifiedStep {
   std::string costs{};                          ///< in place of the row's
   std::optional<AllocatorSettings> settings{};  ///< that the allocator would have
   int64_t passes = 1;                           ///< of which each step has so many, each of these sizes
+  int64_t floor_bytes = 0;                      ///< what other steps need, where it changes none of them
   bool at_least = false;                        ///< the rule leaves something out: its peak is a lower bound
 
   bool operator==(const ModifiedStep&) const = default;

@@ -10,11 +10,16 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from .roots import on_root, report_for
 
 
-_FUNCTION = ["import functools, torch.utils.checkpoint",
-             "def checkpoint_forward(*modules):",
+# Imports inside of a function: in main(), `import torch.…` would make torch a local name, unknown to the lines before.
+_FUNCTION = ["def checkpoint_forward(*modules):",
+             "    import functools",
+             "    from torch.utils.checkpoint import checkpoint",
              "    for module in modules:",
-             "        module.forward = functools.partial(",
-             "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"]
+             "        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)"]
+_SEQUENTIAL = ["def checkpoint_segments(layers, segments):",
+               "    import functools",
+               "    from torch.utils.checkpoint import checkpoint_sequential",
+               "    layers.forward = functools.partial(checkpoint_sequential, list(layers), segments, use_reentrant=False)"]
 
 
 def name_of(path):
@@ -46,11 +51,7 @@ def _apply_to_sequential(path, segments):
         if type(layers) is not nn.Sequential or len(layers) < 2 * segments:
             return
         layers.forward = functools.partial(checkpoint_sequential, list(layers), segments, use_reentrant=False)
-        name = name_of(path)
-        report_for(root, "checkpoint", [
-            "import functools, torch.utils.checkpoint",
-            f"{name}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential,",
-            f"    list({name}), {segments}, use_reentrant=False)"])
+        report_for(root, "checkpoint", [*_SEQUENTIAL, f"checkpoint_segments({name_of(path)}, {segments})"])
 
     on_root(prepare)
 

@@ -90,7 +90,7 @@ def apply(settings):
         chosen = [root.get_submodule(path) for path in settings["chosen"]]
         keep_on_host(blocks, chosen)
         report_for(root, "offload_blocks", [
-            "import functools, torch, weakref", *inspect.getsource(HostBlock).splitlines(), *inspect.getsource(keep_on_host).splitlines(),
+            "import functools, weakref", *inspect.getsource(HostBlock).splitlines(), *inspect.getsource(keep_on_host).splitlines(),
             f"keep_on_host([{write_blocks(root, settings['blocks'])}], [{write_blocks(root, settings['chosen'])}])"])
 
     on_root(prepare)
