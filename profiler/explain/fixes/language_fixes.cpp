@@ -31,13 +31,27 @@ struct Scores {
   auto operator<=>(const Scores&) const = default;
 };
 
+bool is_product(std::string_view op) {
+  return is_one_of(op, {"aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum"});
+}
+
+/// Whether a product of the step made as many elements in the same module; classes of an image's pixels a convolution makes.
+bool has_product(const Allocations& blocks, const StepAllocation& probabilities) {
+  const std::string module = fold_indices(probabilities.made.module);
+  return std::ranges::any_of(blocks, [&](const StepAllocation& block) {
+    return block.is_of_step() && is_product(block.made.op) && fold_indices(block.made.module) == module &&
+           is_same_in_some_type(block.bytes, probabilities.bytes);
+  });
+}
+
 std::set<Scores> find_scores(const Allocations& blocks) {
   std::set<Scores> found;
   for (const StepAllocation& block : blocks) {
     if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
     const std::vector<int64_t> sizes = parse_shape(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
-    if (square && block.phase == Phase::forward) found.insert({fold_indices(block.made.module), block.bytes});
+    if (square && block.phase == Phase::forward && has_product(blocks, block))
+      found.insert({fold_indices(block.made.module), block.bytes});
   }
   return found;
 }
@@ -97,7 +111,8 @@ std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;
   Allocations blocks = model.blocks;
   const StepAllocation* probabilities = find_probabilities(blocks);
-  if (probabilities == nullptr) return {};
+  const bool is_of_pixels = probabilities != nullptr && parse_shape(probabilities->shape).size() > 3;
+  if (probabilities == nullptr || is_of_pixels) return {};
   const int64_t bytes = probabilities->bytes;
   const uint32_t made = probabilities->born;
   for (StepAllocation& block : blocks) {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -133,7 +135,10 @@ std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
     const int64_t elements = block.bytes / size;
     if (is_state(block) && elements >= kLeastElements) block.bytes = elements + elements / kBlock * 4;
   }
-  return ModifiedStep{.blocks = std::move(blocks)};
+  return ModifiedStep{.blocks = std::move(blocks),
+                      .lines = {"pip install bitsandbytes", "import bitsandbytes",
+                                fmt::format("optimizer = bitsandbytes.optim.{}8bit(model.parameters(), lr=…)",
+                                            model.optimizer == "Adam" ? "Adam" : "AdamW")}};
 }
 
 /// The optimizer's state and its step on the host (torchao's CPUOffloadOptimizer, DeepSpeed's ZeRO-Offload).
@@ -210,6 +215,20 @@ std::optional<ModuleSettings> where_adam_is(const ProgramFacts& program) {
   return ModuleSettings{.missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes"};
 }
 
+/// DistributedDataParallel(gradient_as_bucket_view=True): a gradient of a parameter is a view of the bucket that it is reduced in.
+std::optional<ModifiedStep> use_bucket_views(const StepModel& model) {
+  Allocations blocks = model.blocks;
+  const auto is_bucket = [](const StepAllocation& block) {  // no node of backward made it
+    return block.category == Category::gradient && block.made.op == "aten::empty" && block.made.node.empty();
+  };
+  if (std::ranges::none_of(blocks, is_bucket)) return {};
+  const auto removed = std::ranges::remove_if(
+      blocks, [&](const StepAllocation& block) { return block.category == Category::gradient && !is_bucket(block); });
+  if (removed.empty()) return {};  // they lie there already
+  blocks.erase(removed.begin(), removed.end());
+  return ModifiedStep{.blocks = std::move(blocks)};
+}
+
 constexpr FixRow kStateFixes[] = {
     {.id = "set_to_none",
      .label = "zero_grad(set_to_none=True)",
@@ -244,8 +263,6 @@ constexpr FixRow kStateFixes[] = {
      .has_module = true,
      .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
      .cost_text = "moments are rounded to 8 bits",
-     .lines = "pip install bitsandbytes\nimport bitsandbytes\n"
-              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
      .changes_numerics = true,
      .changes_training = true,
      .in_plans = true,
@@ -269,6 +286,15 @@ constexpr FixRow kStateFixes[] = {
      .in_frameworks = {{"transformers", "TrainingArguments(…, fsdp=\"full_shard\")"},
                        {"lightning", "Trainer(…, strategy=\"fsdp\")"},
                        {"deepspeed", R"("zero_optimization": {"stage": 3})"}}},
+    {.id = "ddp_bucket_view",
+     .label = "gradients that lie in DDP's buckets",
+     .group = "grad",
+     .formula = "no gradients but the buckets that they are reduced in",
+     .lines = "model = DistributedDataParallel(model, …, gradient_as_bucket_view=True)",
+     .predict = use_bucket_views,
+     .in_frameworks = {{"accelerate",
+                        "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])"},
+                       {"lightning", "Trainer(…, strategy=DDPStrategy(gradient_as_bucket_view=True))"}}},
     {.id = "sgd",
      .label = "SGD without momentum",
      .group = "optimizer",

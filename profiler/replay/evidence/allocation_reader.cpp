@@ -31,6 +31,8 @@ AllocationReader::AllocationReader(const Trace& trace, const NodeTable& nodes, c
   modules_known_ = trace.process.python && std::any_of(allocations.begin(), allocations.end(), is_parameter);
   const auto calls_module = [](uint32_t marks) { return (marks & kCallsModule) != 0; };
   stacks_call_modules_ = std::ranges::any_of(trace.stack_marks, calls_module);
+  reduces_gradients_ = std::ranges::any_of(
+      trace.names, [](const std::string& name) { return name.starts_with("torch.distributed.ddp.reducer::"); });
   workspaces_ = find_kept_workspaces(table, allocations);
 }
 
@@ -95,6 +97,14 @@ std::vector<Where> AllocationReader::locate_saving_nodes(std::vector<SavingNode>
   return places;
 }
 
+// Made with the model around the module, and again in its second forward pass, once the order of the gradients is known.
+bool AllocationReader::is_bucket(const Context& context, int64_t bytes) const {
+  constexpr int64_t kSmallest = 1 << 20;  // the first one that DistributedDataParallel makes; others hold more
+  const std::string_view module = trace_.name(context.module);
+  return bytes >= kSmallest && trace_.name(context.op) == "aten::empty" &&
+         (module.empty() || module == "DistributedDataParallel");
+}
+
 AllocationEvidence AllocationReader::gather(const Allocation& allocation, bool saved) const {
   const Context& context = trace_.context(allocation.maker.context);
   const bool dead = allocation.died < observed_.end;
@@ -107,6 +117,7 @@ AllocationEvidence AllocationReader::gather(const Allocation& allocation, bool s
           .buffer = allocation.buffer,
           .gradient = allocation.gradient_since < observed_.named_end,
           .state = allocation.state,
+          .bucket = reduces_gradients_ && is_bucket(context, allocation.maker.bytes),
           .saved = saved || freed_by_backward,
           .ever_saved = allocation.ever_saved,
           .phase = allocation.phase,

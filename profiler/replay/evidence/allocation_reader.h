@@ -46,6 +46,7 @@ class AllocationReader {
   AllocationEvidence gather(const Allocation& allocation, bool saved) const;
   uint32_t marks_of(const Allocation& allocation) const;
   uint8_t fate_of(const Allocation& allocation, uint32_t marks) const;
+  bool is_bucket(const Context& context, int64_t bytes) const;
   bool op_made_nodes(const Allocation& allocation) const;
   bool dies_in_op(const Allocation& allocation) const;
   std::set<const Allocation*> find_kept_workspaces(const AllocationTable& table,
@@ -56,6 +57,7 @@ class AllocationReader {
   ObservationWindow observed_;
   bool modules_known_ = false;
   bool stacks_call_modules_ = false;  ///< of a snapshot
+  bool reduces_gradients_ = false;    ///< DistributedDataParallel does
   std::set<const Allocation*> workspaces_;
 };
 

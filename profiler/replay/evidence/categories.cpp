@@ -11,7 +11,7 @@
 // What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to know. We put together
 // what the hooks saw, strongest evidence first, each block in one category:
 //
-//   1 named        a parameter, a buffer or a gradient: an event named its storage. A parameter that a node saves for
+//   1 named        a parameter, a buffer or a gradient: an event named its storage. DDP's buckets are gradients, too. A parameter that a node saves for
 //                  backward stays a parameter. What will *become* a gradient is still in flight before AccumulateGrad ran.
 //   2 optimizer    the optimizer has it in its state: also what was loaded from a file. Or allocated inside "Optimizer.step…". If the step is over, it is state: that is what survives a step. If
 //                  the step is still open, only ops that make state (zeros_like, …) count; the rest are its temporaries.
@@ -92,7 +92,7 @@ Category living_category(const AllocationEvidence& e) {
 Category categorise(const AllocationEvidence& e) {
   if (e.parameter) return Category::parameter;
   if (e.buffer) return Category::buffer;
-  if (e.gradient) return Category::gradient;
+  if (e.gradient || e.bucket) return Category::gradient;
   if (e.state) return Category::optimizer_state;
   if (e.in_optimizer && !e.in_node) {
     const bool state = !e.optimizer_is_open || makes_state(e.inner) || makes_state(e.op);

@@ -13,6 +13,7 @@ struct AllocationEvidence {
   bool buffer = false;
   bool gradient = false;
   bool state = false;       ///< an optimizer has it in its state
+  bool bucket = false;      ///< DistributedDataParallel made it, to reduce gradients in
   bool saved = false;       ///< a node of the graph that lives at the moment keeps it for backward
   bool ever_saved = false;  ///< a node kept it at some time
 

@@ -310,8 +310,7 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   model.other_peak_bytes = 48_MiB;
   const auto of_training = predict_fixes(model);
   REQUIRE(find(of_training, "no_grad"));
-  CHECK(find(of_training, "no_grad")->label ==
-        "torch.no_grad() around the pass that no backward follows");
+  CHECK(find(of_training, "no_grad")->label == "torch.no_grad() around the pass that no backward follows");
   CHECK(find(of_training, "no_grad")->predicted_peak_bytes == 48_MiB);
 }
 
@@ -431,6 +430,30 @@ TEST_CASE("a request for scores that softmax did not reach goes with fused atten
   const StepAllocations step_allocations = step_of({parameter(32_MiB), scores, request});
   REQUIRE(find(predict_fixes(model_of(step_allocations)), "sdpa"));
   CHECK(find(predict_fixes(model_of(step_allocations)), "sdpa")->predicted_peak_bytes == 32_MiB);
+}
+
+TEST_CASE("a softmax of the classes of pixels is no attention, which has a product", "[explain][fixes]") {
+  const Where softmax{.op = "aten::softmax"}, product{.op = "aten::bmm"};
+  StepAllocation classes = saved(64_MiB, 2, 9, softmax, {softmax});
+  classes.shape = "[8, 16, 256, 256] float32";
+  StepAllocation logits{.bytes = 64_MiB, .born = 1, .phase = Phase::forward, .made = {.op = "aten::conv2d"}};
+  CHECK_FALSE(find(predict_fixes(model_of(step_of({parameter(32_MiB), logits, classes}))), "sdpa"));
+  logits.made = product;
+  CHECK(find(predict_fixes(model_of(step_of({parameter(32_MiB), logits, classes}))), "sdpa"));
+}
+
+TEST_CASE("gradients may lie in the buckets that DistributedDataParallel reduces them in", "[explain][fixes]") {
+  const StepAllocation bucket{
+      .bytes = 32_MiB, .category = Category::gradient, .phase = Phase::setup, .made = {.op = "aten::empty"}};
+  const StepAllocation gradient{.bytes = 32_MiB,
+                                .born = 2,
+                                .category = Category::gradient,
+                                .phase = Phase::backward,
+                                .made = {.node = "MmBackward0", .op = "aten::linear"}};
+  const auto fixes = predict_fixes(model_of(step_of({parameter(32_MiB), bucket, gradient})));
+  REQUIRE(find(fixes, "ddp_bucket_view"));
+  CHECK(find(fixes, "ddp_bucket_view")->predicted_peak_bytes == 64_MiB);
+  CHECK_FALSE(find(predict_fixes(model_of(step_of({parameter(32_MiB), bucket}))), "ddp_bucket_view"));
 }
 
 TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove them", "[explain][fixes]") {

@@ -36,6 +36,11 @@ TEST_CASE("what events name is a parameter, a buffer or a gradient, also if a no
   CHECK(category_of(trace, "g") == Category::gradient);
 }
 
+TEST_CASE("a bucket in which DistributedDataParallel reduces gradients counts as these", "[replay]") {
+  CHECK(categorise({.bucket = true, .phase = Phase::setup, .modules_known = true, .op = "aten::empty"}) ==
+        Category::gradient);
+}
+
 TEST_CASE("parameters may be named after the peak", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::to"}).alloc("w", 4_MiB);
