@@ -57,7 +57,7 @@ constexpr FixRow kCures[] = {
     {.id = "data_on_host", .label = "keep the data on the host, and copy each batch", .group = "program"},
     {.id = "delete_outputs", .label = "delete tensors of a step at its end", .group = "program", .has_module = true},
     {.id = "collect_garbage",
-     .label = "gc.collect() after each step",
+     .label = "gc.collect() where reference cycles are left",
      .group = "garbage",
      .has_module = true,
      .configure = where_steps_add_up},

@@ -181,7 +181,7 @@ Found find_models_in_cycles(const ReasonFacts& facts) {
   const int64_t bytes = twins->bytes - twins->bytes / twins->models;
   return reference_cycle(fmt::format("{} of {} models of the same layers, {} with gradients and optimizer state",
                                      twins->models - 1, twins->models, with_unit(bytes)),
-                         bytes);
+                         bytes, /*of_graphs=*/false, "training whose model has served");
 }
 
 // Layer by layer on the GPU, at the lines that made those of the model before.

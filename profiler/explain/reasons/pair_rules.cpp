@@ -196,7 +196,8 @@ int64_t rows_of_part(const std::vector<int64_t>& sizes) {
 }
 
 std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product, bool in_graph) {
-  const bool of_columns = square.of_columns && !of_product, is_batched = any_op(where, {"aten::bmm"});
+  const bool of_columns = square.of_columns && !of_product;
+  const bool is_batched = any_op(where, {"aten::bmm"}) && (where.op == "aten::bmm" || !where.module.empty());
   const std::vector<int64_t> sizes = sizes_in(square.text);
   std::vector<std::string> lines{fmt::format("parts = [{} for part in a.split({})]  # reduce each part before the next",
                                              in_graph ? "checkpoint(f, part, b, use_reentrant=False)" : "f(part, b)",

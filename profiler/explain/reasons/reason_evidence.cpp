@@ -218,20 +218,24 @@ bool is_garbage(std::vector<const LiveBlock*> let_go) {
 }
 
 // Python's collector does not see what autograd refers to: a hook of a node, or the node of a write in place.
-Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs) {
+Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs, std::string_view after) {
+  constexpr const char* kKeeper = "objects that refer to one another";
   const std::string text = fmt::format("no variable leads to {}: reference cycles", what);
   if (of_graphs) {
     return {.text = text +
                     ", which wait for Python's garbage collector, or for ever where they go through a hook of autograd "
                     "or a write in place",
             .bytes = bytes,
+            .kept_by = kKeeper,
             .fix = "break_cycle",
             .piles_up = true};
   }
   return {.text = text + ", which wait for Python's garbage collector",
           .bytes = bytes,
+          .kept_by = kKeeper,
           .fix = "collect_garbage",
-          .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks",
+          .how = {fmt::format("gc.collect()  # after each {}; or no cycle: weakref.ref(self) in callbacks and hooks",
+                              after),
                   "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"},
           .piles_up = true};
 }

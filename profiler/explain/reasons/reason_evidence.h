@@ -171,8 +171,8 @@ std::string_view outermost_module(std::string_view module);
 /// item. Of models in a list the parameters of each go in their order, so all pairs count.
 bool is_garbage(std::vector<const LiveBlock*> let_go);
 
-/// Objects that wait for Python's garbage collector; `what` they hold.
-Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs = false);
+/// Objects that wait for Python's garbage collector; `what` they hold, and `after` what they are left behind, as each step.
+Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs = false, std::string_view after = "step");
 
 /// Whether the request would be served with so many bytes more.
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes);

@@ -129,7 +129,11 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
   const bool one_line = best.how.size() == 1 && !best.how.front().starts_with('#');  // else it is not the line itself
   const std::string what = one_line ? printable(best.how.front(), 200) : printable(best.label, 200);
   add(text, "fix", fmt::format("{}   {}", what, peak_text(best, options)));
-  if (!one_line && best.how.size() > 1 && best.how.size() <= kMaxLines) text += lines_of(best, "             ");
+  // Lines for a reason are ways to choose from, the best first; those of other fixes are one piece of code.
+  Fix shown = best;
+  const bool cures_reason = device.reason && device.reason->fix == best.id;
+  if (cures_reason && shown.how.size() > kMaxLines) shown.how.resize(kMaxLines);
+  if (!one_line && shown.how.size() > 1 && shown.how.size() <= kMaxLines) text += lines_of(shown, "             ");
   return text;
 }
 
