@@ -228,9 +228,9 @@ std::vector<std::string> list_sums_beside(const ReasonFacts& facts, const Growth
   const int64_t steps = std::max(kFewestSteps, growth.grown_bytes / std::max<int64_t>(1, growth.bytes_per_step));
   std::vector<std::string> sums;
   for (const Referrer& one : facts.device.referrers) {
-    const bool is_sum =
-        one.nodes >= steps && one.is_scalar() && !is_container(one.variable) && one.variable != variable;
-    if (is_sum && sums.size() < kMost) sums.emplace_back(one.variable);
+    const bool is_sum = one.nodes >= steps && one.is_scalar() && !is_container(one.variable);
+    const bool is_beside = one.variable != variable && function_of(one.variable) == function_of(variable);
+    if (is_sum && is_beside && sums.size() < kMost) sums.emplace_back(one.variable);
   }
   return sums;
 }

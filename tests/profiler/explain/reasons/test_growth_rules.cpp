@@ -27,6 +27,23 @@ TEST_CASE("who keeps the graph of each step is said by name, and so is what hand
   CHECK(reason->how == std::vector<std::string>{"model.state = model.state.detach()  # before the next step uses it"});
 }
 
+TEST_CASE("all sums that keep graphs are named, each with its line", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph,
+                      .bytes_per_step = 10_MiB,
+                      .grown_bytes = 90_MiB,
+                      .referrer = "variable 'total' in fit (fit.py:5)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.referrers = {{.variable = "variable 'total' in fit (fit.py:5)", .nodes = 900, .bytes = 4},
+                      {.variable = "variable 'errors' in fit (fit.py:5)", .nodes = 9, .bytes = 4},
+                      {.variable = "variable 'loss' in fit (fit.py:5)", .nodes = 2, .bytes = 4},
+                      {.variable = "variable 'sums' in test (fit.py:25)", .nodes = 9, .bytes = 4}};
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "variables 'total', 'errors' in fit (fit.py:5) keep the graph of each step, 10.00 MiB per step");
+  CHECK(reason->how.back().starts_with("errors += loss.item()"));
+}
+
 TEST_CASE("what functools.lru_cache keeps of each step is let go by its cache_clear()", "[explain][reasons]") {
   const Growth growth{
       .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = "lru_cache of 'Net.positions' in train.py"};

@@ -19,6 +19,24 @@ TEST_CASE("logits are whole rows of the vocabulary, which a tall parameter tells
   CHECK(reason_of(device) == "large_cast");
 }
 
+TEST_CASE("what convolutions and their norms make is no logits, though a table has as many rows",
+          "[explain][reasons]") {
+  const LiveBlock table{
+      .bytes = 1_MiB, .category = Category::parameter, .name = "fc.weight", .shape = "[8192, 16] float32"};
+  LiveBlock result{.bytes = 256_MiB,
+                   .requested_bytes = 256_MiB,
+                   .category = Category::output,
+                   .made = {.op = "aten::linear", .module = "net.9"}};
+  DeviceHistory device = at_oom({table, result});
+  device.failure->where = {.op = "aten::linear", .module = "net.9"};
+  CHECK(reason_of(device) == "logits");
+  for (const std::string_view op : {"aten::conv_transpose3d", "aten::batch_norm"}) {
+    device.state.blocks.back().made.op = op;
+    device.failure->where.op = op;
+    CHECK(reason_of(device) != "logits");
+  }
+}
+
 TEST_CASE("weights of other models and counts of pairs of classes are no logits", "[explain][reasons]") {
   LiveBlock table = parameter("embed.weight", false);
   table.shape = "[16000, 256] float32";

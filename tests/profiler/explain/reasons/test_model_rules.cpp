@@ -47,6 +47,25 @@ TEST_CASE("models of which variables lead to one at most are reference cycles", 
   CHECK(reason_of(device) == "several_models");
 }
 
+TEST_CASE("the variable that has the older of two models is named, and deleted", "[explain][reasons]") {
+  LiveBlock old = parameter("0.weight", true);
+  old.bytes = 50_MiB;
+  old.made = {.op = "aten::to", .source = "stages.py:3"};
+  LiveBlock now = old;
+  old.born = 1;
+  now.born = 9;
+  DeviceHistory device = at_oom({old, now});
+  device.referrers = {{.variable = "dict 'tuned._parameters' in main (stages.py:20)", .made = old.made, .born = 1},
+                      {.variable = "list 'optimizer.param_groups' in tune (stages.py:9)", .made = now.made, .born = 9}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->kept_by == "variable 'tuned' in main (stages.py:20)");
+  CHECK(reason->how.front().starts_with("del tuned  # "));
+  device.referrers.front().variable = "dict 'model._parameters' in main (stages.py:20)";
+  device.referrers.front().born = 9;  // the model of now
+  CHECK(find_reason({.device = device, .growths = {}})->kept_by.empty());
+}
+
 TEST_CASE("a cache of a function's results is named where it keeps models", "[explain][reasons]") {
   LiveBlock weight = parameter("0.weight", true);
   weight.bytes = 50_MiB;
