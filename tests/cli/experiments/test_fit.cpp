@@ -3,6 +3,7 @@
 #include "cli/experiments/fit_text.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
+#include "tests/event_builder.h"
 
 namespace oomdiag {
 
@@ -43,6 +44,59 @@ TEST_CASE("what fails below the border and what fails above it is said", "[cli]"
   CHECK(text.find("fits up to batch = 22\n") != text.npos);
   CHECK(text.find("23 runs out of memory in backward, step 1\n") != text.npos);
   CHECK(text.find("smaller ones ran out as well, as fragmentation decides there: 21\n") != text.npos);
+}
+
+namespace {
+
+FitRun run_of(int64_t batch, int64_t allocated_bytes, int64_t reserved_bytes) {
+  return {.values = {{"batch", batch}},
+          .experiment = {.outcome = "ok",
+                         .allocated_bytes = allocated_bytes,
+                         .reserved_bytes = reserved_bytes,
+                         .total_bytes = 8_GiB,
+                         .needed_bytes = reserved_bytes},
+          .gpu_bytes = 8_GiB};
+}
+
+FitRun learning_run(int64_t batch, int64_t allocated_bytes, int64_t reserved_bytes) {
+  FitRun run = run_of(batch, allocated_bytes, reserved_bytes);
+  run.memory_bytes = run.experiment.total_bytes = 1_GiB << 14;
+  run.learns = true;
+  return run;
+}
+
+std::string text_of(const FitRun& run) {
+  const Variable variable{.name = "batch", .least = 1, .most = 99};
+  return values_text(variable, {{.gpu = "t4", .largest = {{.others = {}, .value = 22}}, .runs = {run}}});
+}
+
+}  // namespace
+
+TEST_CASE("a run with more memory shows by its own bytes what it would do on the GPU", "[cli]") {
+  CHECK(fits(learning_run(1, 2_GiB, 3_GiB)) == Fits::yes);
+  CHECK(fits(learning_run(1, 7_GiB, 9_GiB)) == Fits::unknown);
+  CHECK(fits(learning_run(1, 9_GiB, 9_GiB)) == Fits::no);
+  const std::string text = interrupted_text({learning_run(3, 2_GiB, 3_GiB), learning_run(17, 9_GiB, 9_GiB)});
+  CHECK(text.find("batch = 3                    fits, 2.00 GiB allocated\n") != text.npos);
+  CHECK(text.find("batch = 17                   does not fit: 9.00 GiB allocated of 8.00 GiB\n") != text.npos);
+  CHECK(text.find("all measured") == text.npos);
+}
+
+TEST_CASE("a run that was ended is no whole run, and says how far it went", "[cli]") {
+  FitRun run = run_of(22, 2_GiB, 3_GiB);
+  CHECK(text_of(run).find("measured: a whole run\n") != std::string::npos);
+  run.experiment.stopped_at_step = 12;
+  CHECK(text_of(run).find("it was run as far as step 12; what comes later, as a validation, was not seen: --steps all\n") !=
+        std::string::npos);
+  run.goes_on = true;
+  CHECK(text_of(run).find("as far as step 12 in the 60 s that it was given;") != std::string::npos);
+  CHECK(text_of(run).find("measured: a whole run") == std::string::npos);
+}
+
+TEST_CASE("what grows from step to step fits to its end only", "[cli]") {
+  FitRun run = run_of(22, 2_GiB, 3_GiB);
+  run.experiment.growth_bytes = 2_MiB;
+  CHECK(text_of(run).starts_with("oomdiag: it grows by 2.00 MiB per step; to its end it passes up to batch = 22\n"));
 }
 
 TEST_CASE("one run is one run", "[cli]") {
