@@ -143,7 +143,8 @@ uint32_t steps_of(const FitOptions& options) {
 
 FitRequest make_request(const FitOptions& options, Install& install, bool by_batch) {
   const TopologyChoice topology = options.host.hosts();
-  const DeviceOptions device{.device = device_name(options, topology), .memory = options.memory, .count = options.count};
+  const DeviceOptions device{
+      .device = device_name(options, topology), .memory = options.memory, .count = options.count};
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
                      .steps = steps_of(options),
                      .to_end = options.steps == kAllSteps,
@@ -167,7 +168,7 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
 
 int fit_gpu(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
-  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
+  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over); });
   SmallestGpu gpu = steps.show_during([&] { return find_smallest_gpu(fitter, {}); },
                                       [&] { say_interrupted(fitter.runs(), options); });
   if (gpu.bytes > 0 && !gpu.takes_share)
@@ -196,7 +197,7 @@ std::vector<GpuEntry> gpus_of(const FitOptions& options, const FitRequest& reque
 int fit_gpus(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
   std::vector<FitRun> runs;
-  const auto on_done = [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); };
+  const auto on_done = [&](std::size_t over) { steps.show(over); };
   const GpuTable table = steps.show_during(
       [&] { return find_gpus(request, gpus_of(options, request, install), experiments, on_done, runs); },
       [&] { say_interrupted(runs, options); });
@@ -280,11 +281,8 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   if (options.lengths == kLoader)
     request.fixes_of = [&](const Values& values) { return question.lengths->batches_of(values.at(kLength)); };
   const std::vector<GpuEntry> gpus = gpus_of(options, request, install);
-  const std::size_t expected =
-      std::max<std::size_t>(1, question.borders().size()) * gpus.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
-  ValueSearch search(request, experiments, question,
-                     [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+  ValueSearch search(request, experiments, question, [&](std::size_t over) { steps.show(over); });
   const auto search_all = [&] {
     std::vector<FitOfGpu> of_gpus;
     for (const GpuEntry& gpu : gpus) of_gpus.push_back(search.search(gpu));
@@ -405,15 +403,17 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
           "a list of them, or all: a table of what fits on each; with --smallest-card of those that it fits on,\n"
           "computed from one run and proved on the smallest")
       ->type_name("NAMES");
-  command.add_option("--count", options->count, "that many of the virtual device, as for torchrun: the fullest one counts")
+  command
+      .add_option("--count", options->count, "that many of the virtual device, as for torchrun: the fullest one counts")
       ->type_name("N")
       ->check(range(1, kMaxGpus));
   command.add_option("--memory", options->memory, "memory of the GPU in place of its own, as in 8GiB")
       ->type_name("SIZE");
   command
-      .add_option("--steps", options->steps,
-                  "end each run after so many steps; all: at the program's own end. Default: when its peak is steady, and "
-                  "what then fits is run on to the program's end, for a minute at most")
+      .add_option(
+          "--steps", options->steps,
+          "end each run after so many steps; all: at the program's own end. Default: when its peak is steady, and "
+          "what then fits is run on to the program's end, for a minute at most")
       ->type_name("N|all");
   command
       .add_option("--runs", options->most_runs,

@@ -140,7 +140,8 @@ void Experiments::keep_stdin() {
   const std::filesystem::path file = folder_.path() / "stdin";
   const KeptInput kept = keep_input(STDIN_FILENO, file);
   if (kept.bytes > 0) input_ = file;
-  if (!kept.is_whole) say(fmt::format("of stdin {} are given to each run: it has more, or is still open", with_unit(kept.bytes)));
+  if (!kept.is_whole)
+    say(fmt::format("of stdin {} are given to each run: it has more, or is still open", with_unit(kept.bytes)));
 }
 
 std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& requests,

@@ -57,7 +57,7 @@ struct FitRequest {
   uint32_t steps = 0;   ///< 0 = found
   bool to_end = false;  ///< each run goes to the program's end, however long that takes
   int count = 1;        ///< GPUs of a virtual host
-  int most_runs = 12;  ///< for one border, unless it takes more to find it at all
+  int most_runs = 12;   ///< for one border, unless it takes more to find it at all
   /// What a run with these values is to be given of extension/python/fixes: [id, settings] each. Unset: nothing.
   std::function<nlohmann::json(const Values&)> fixes_of{};
 };
@@ -67,8 +67,8 @@ struct FitRun {
   Values values;
   int64_t memory_bytes = 0;  ///< of the GPU, 0 = its own
   Experiment experiment;
-  bool learns = false;     ///< made to learn sizes from, on a GPU with more memory than any program needs
-  bool goes_on = false;    ///< was not to be ended before kLongestRun
+  bool learns = false;    ///< made to learn sizes from, on a GPU with more memory than any program needs
+  bool goes_on = false;   ///< was not to be ended before kLongestRun
   int64_t gpu_bytes = 0;  ///< of the GPU that is asked about; 0 = a real one
 
   /// Nothing ended it before the program's own end, or its failure.
@@ -158,7 +158,8 @@ struct SmallestGpu {
   int64_t non_pytorch_bytes = 0;
   bool takes_share = false;  ///< of whatever GPU it runs on: it needs less than it takes on a larger one
   std::string fails_in{};    ///< with a page less
-  std::optional<GpuEntry> card{};  ///< the smallest on which that much is there beside its context; unset: none, or not asked
+  std::optional<GpuEntry>
+      card{};  ///< the smallest on which that much is there beside its context; unset: none, or not asked
 };
 SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values);
 

@@ -52,10 +52,9 @@ std::vector<FitRun> Fitter::prove(const std::vector<Values>& cases) {
 }
 
 const FitRun* Fitter::find_on_gpu(const Values& values) const {
-  const auto found = std::ranges::find_if(
-      runs_, [&](const FitRun& run) {
-        return run.values == values && run.memory_bytes == 0 && !run.learns && is_far_enough(run);
-      });
+  const auto found = std::ranges::find_if(runs_, [&](const FitRun& run) {
+    return run.values == values && run.memory_bytes == 0 && !run.learns && is_far_enough(run);
+  });
   return found == runs_.end() ? nullptr : &*found;
 }
 
@@ -76,12 +75,12 @@ std::string hint_of(const Experiment& failed) {
 std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair<Values, int64_t>>& cases) {
   std::vector<ExperimentRequest> requests;
   for (const auto& [values, memory_bytes] : cases) {
-    ExperimentRequest& request =
-        requests.emplace_back(ExperimentRequest{.program = fill_in(request_.program, values),
-                                                .device = request_.device,
-                                                .fixes = request_.fixes_of ? request_.fixes_of(values) : nullptr,
-                                                .steady = rule_for(purpose),
-                                                .keeps_allocations = purpose == Purpose::learn || purpose == Purpose::prove});
+    ExperimentRequest& request = requests.emplace_back(
+        ExperimentRequest{.program = fill_in(request_.program, values),
+                          .device = request_.device,
+                          .fixes = request_.fixes_of ? request_.fixes_of(values) : nullptr,
+                          .steady = rule_for(purpose),
+                          .keeps_allocations = purpose == Purpose::learn || purpose == Purpose::prove});
     auto* const host = std::get_if<VirtualHost>(&request.device.device);
     if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
   }
@@ -133,8 +132,8 @@ bool Fitter::is_far_enough(const FitRun& run) const {
 bool Fitter::holds_to_end(const Values& values, int64_t memory_bytes) {
   if (request_.steps > 0) return true;
   const bool is_known = std::ranges::any_of(runs_, [&](const FitRun& run) {
-    return run.values == values && (run.memory_bytes == memory_bytes || (run.learns && memory_bytes == 0)) && fits(run) == Fits::yes &&
-           (run.is_whole() || run.goes_on);
+    return run.values == values && (run.memory_bytes == memory_bytes || (run.learns && memory_bytes == 0)) &&
+           fits(run) == Fits::yes && (run.is_whole() || run.goes_on);
   });
   if (is_known) return true;
   const Experiment run = run_for(Purpose::go_on, {{values, memory_bytes}}).front().experiment;

@@ -73,8 +73,9 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   }
   text += reach_text(runs, values, 0);
   if (!largest.formula.empty()) {
-    const bool is_higher_later = run != nullptr && largest.computed_bytes > 0 &&
-                                 run->experiment.allocated_bytes > largest.computed_bytes + largest.computed_bytes / 100;
+    const bool is_higher_later =
+        run != nullptr && largest.computed_bytes > 0 &&
+        run->experiment.allocated_bytes > largest.computed_bytes + largest.computed_bytes / 100;
     text += fmt::format("  its tensors at the peak{} take {}\n", is_higher_later ? " of its first steps" : "",
                         largest.formula);
   }
@@ -146,8 +147,9 @@ std::string row_of_table(const Variable& variable, const FitOfGpu& one, const La
 
 std::string table(const Variable& variable, const std::vector<FitOfGpu>& found) {
   const bool has_others = !found.front().largest.front().others.empty();
-  std::string text = fmt::format("oomdiag: the largest {} that fits\n\n  {} {} {:>8}  GiB allocated\n", variable.name,
-                                 padded("GPU", 18), padded(has_others ? "with" : "", has_others ? 20 : 0), variable.name);
+  std::string text =
+      fmt::format("oomdiag: the largest {} that fits\n\n  {} {} {:>8}  GiB allocated\n", variable.name,
+                  padded("GPU", 18), padded(has_others ? "with" : "", has_others ? 20 : 0), variable.name);
   std::vector<FitRun> runs;
   for (const FitOfGpu& one : found) {
     runs.insert(runs.end(), one.runs.begin(), one.runs.end());
@@ -297,9 +299,12 @@ std::string known_of(const FitRun& run) {
   if (run.learns && run.values.empty()) return reserved;  // no GPU was named
   const std::string available = to_gib(experiment.available_bytes(run.gpu_bytes));
   switch (fits(run)) {
-    case Fits::yes: return fmt::format("fits, {}{}", allocated, run.is_whole() ? "" : ", " + reach_of(run));
-    case Fits::no: return fmt::format("does not fit: {} of {} GiB", allocated, available);
-    case Fits::unknown: break;
+    case Fits::yes:
+      return fmt::format("fits, {}{}", allocated, run.is_whole() ? "" : ", " + reach_of(run));
+    case Fits::no:
+      return fmt::format("does not fit: {} of {} GiB", allocated, available);
+    case Fits::unknown:
+      break;
   }
   return fmt::format("not known: {} where there was more memory, of {} GiB", reserved, available);
 }
@@ -316,7 +321,10 @@ std::string interrupted_text(const std::vector<FitRun>& runs) {
 }
 
 std::string interrupted_json(const std::vector<FitRun>& runs) {
-  const Json json = {{"schema", "oomdiag-fit/1"}, {"interrupted", true}, {"runs", runs.size()}, {"tried", tried(runs)},
+  const Json json = {{"schema", "oomdiag-fit/1"},
+                     {"interrupted", true},
+                     {"runs", runs.size()},
+                     {"tried", tried(runs)},
                      {"learned_from", tried(runs, false, true)}};
   return to_text(json) + "\n";
 }

@@ -34,7 +34,8 @@ const LargestValue* FitOfGpu::best() const {
 }
 
 FitOfGpu ValueSearch::search(const GpuEntry& gpu) {
-  if (auto* const host = std::get_if<VirtualHost>(&request_.device.device)) host->gpus.assign(static_cast<std::size_t>(request_.count), gpu);
+  if (auto* const host = std::get_if<VirtualHost>(&request_.device.device))
+    host->gpus.assign(static_cast<std::size_t>(request_.count), gpu);
   const std::size_t before = runs_.size();
   Fitter fitter(request_, experiments_, [&](std::size_t runs) { on_done_(before + runs); });
   FitOfGpu found{.gpu = gpu.id, .largest = {}, .runs = {}};

@@ -21,7 +21,7 @@ using Environment = std::vector<std::pair<std::string, std::optional<std::string
 struct Program {
   std::vector<std::string> arguments;  ///< the first is looked up in PATH
   Environment environment;
-  bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+  bool keeps_output = false;      ///< stdout and stderr go to `output.txt` in the run folder instead of ours
   std::filesystem::path input{};  ///< a file in place of our stdin; empty = ours
   std::string forked_by{};  ///< the socket of a process that forks it, see forked_program.h; empty = it is started anew
 };

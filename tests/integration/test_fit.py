@@ -133,6 +133,13 @@ class Quick(Fit):
         self.assertIsNotNone(self.peaks(*program, border))
         self.assertIsNone(self.peaks(*program, border + 1))
 
+    def test_each_run_has_what_stdin_has(self):
+        program = self.write_program("import sys, torch\nx = torch.empty(int(sys.stdin.read()) * int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')")
+        done = subprocess.run([OOMDIAG, "fit", *GPU, "--json", "--vary", "batch=1..2", "--", *map(str, program), "{batch}"], input="30", capture_output=True,
+                              text=True, cwd=self.folder, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual({one["batch"]: one["peak_allocated_bytes"] >> 20 for one in json.loads(done.stdout)["tried"]}, {1: 30, 2: 60})
+
     def test_estimate_asks_from_inside_of_python(self):
         self.write()
         code = """

@@ -1,6 +1,8 @@
 #include "cli/experiments/fit.h"
+#include "cli/experiments/fit_gpus.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_text.h"
+#include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -86,7 +88,8 @@ TEST_CASE("a run that was ended is no whole run, and says how far it went", "[cl
   FitRun run = run_of(22, 2_GiB, 3_GiB);
   CHECK(text_of(run).find("measured: a whole run\n") != std::string::npos);
   run.experiment.stopped_at_step = 12;
-  CHECK(text_of(run).find("it was run as far as step 12; what comes later, as a validation, was not seen: --steps all\n") !=
+  CHECK(text_of(run).find(
+            "it was run as far as step 12; what comes later, as a validation, was not seen: --steps all\n") !=
         std::string::npos);
   run.goes_on = true;
   CHECK(text_of(run).find("as far as step 12 in the 60 s that it was given;") != std::string::npos);
@@ -121,6 +124,40 @@ TEST_CASE("each loader makes batches of its next longer sample, or of its longes
 TEST_CASE("a data set that was not gone through to its end is said to be known in part", "[cli]") {
   const Lengths lengths{.distinct = {16, 95}, .samples = 300, .of_samples = 4000};
   CHECK(lengths_text(lengths, {}, {}).find("the first 300 of 4000 samples of 16 to 95") != std::string::npos);
+}
+
+TEST_CASE("the smallest card has what is needed beside its own context", "[cli]") {
+  const auto gpu = [](const char* id, int64_t total_bytes, int64_t context_bytes) {
+    GpuEntry entry;
+    entry.id = id;
+    entry.total_bytes = total_bytes;
+    entry.context_bytes = context_bytes;
+    return entry;
+  };
+  const GpuEntry h200 = gpu("h200", 140_GiB, 600_MiB);
+  const std::vector<GpuEntry> gpus{gpu("small", 4_GiB, 200_MiB), gpu("middle", 8_GiB, 300_MiB), h200};
+  CHECK(find_card(gpus, h200, 4_GiB + 400_MiB)->id == "small");
+  CHECK(find_card(gpus, h200, 4_GiB + 402_MiB)->id == "middle");
+  CHECK_FALSE(find_card(gpus, h200, 141_GiB).has_value());
+  const std::string text = gpu_text({.bytes = 5_GiB, .card = gpus[1]}, {});
+  CHECK(text.starts_with("oomdiag: fits on middle, 8.00 GiB (an estimate); needs 5.00 GiB\n"));
+}
+
+TEST_CASE("a table names its columns, and marks the end of a range", "[cli]") {
+  const Variable variable{.name = "batch", .least = 1, .most = 99};
+  const std::string text = values_text(
+      variable, {{.gpu = "t4",
+                  .largest = {{.others = {{"seq", 64}}, .value = 99, .is_last_of_range = true, .computed_bytes = 1_GiB},
+                              {.others = {{"seq", 128}}}},
+                  .runs = {}}});
+  CHECK(text.find("  GPU                with                    batch  GiB allocated\n") != text.npos);
+  CHECK(text.find("      99           1.00   computed; the end of the range\n") != text.npos);
+  CHECK(text.find("    none\n") != text.npos);
+}
+
+TEST_CASE("what is left is said only where it is known how many runs there are", "[cli]") {
+  CHECK(steps_text("fit", 3, 0, 42) == "fit: 3 runs so far, 42 s");
+  CHECK(steps_text("ranks", 1, 8, 10) == "ranks: 1 of about 8 runs, 70 s left");
 }
 
 }  // namespace oomdiag

@@ -86,7 +86,8 @@ TEST_CASE("what a program said last is cut between characters", "[cli]") {
 TEST_CASE("what torchrun prints last is not what a program said, its rank's error is", "[cli]") {
   const TestFolder run;
   const std::string ranks =
-      "[rank1]: Traceback (most recent call last):\n[rank1]: torch.AcceleratorError: CUDA error: invalid device ordinal\n"
+      "[rank1]: Traceback (most recent call last):\n[rank1]: torch.AcceleratorError: CUDA error: invalid device "
+      "ordinal\n"
       "[rank1]: GPU device may be out of range\n";
   const std::string torchrun =
       "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n"
