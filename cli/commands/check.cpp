@@ -42,13 +42,23 @@ double parse_percent(std::string_view text) {
   return percent / 100;
 }
 
+/// Exit code 1 says that a budget is not kept: what cannot be read is another matter.
+Report load_named(const std::string& path) {
+  try {
+    return load_report(path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::input) throw;
+    throw Error(ErrorKind::usage, error.what(), error.hint());
+  }
+}
+
 Budgets read_budgets(const CheckOptions& options) {
   Budgets budgets;
   if (!options.max_allocated.empty()) budgets.max_allocated_bytes = parse_bytes(options.max_allocated);
   if (!options.max_reserved.empty()) budgets.max_reserved_bytes = parse_bytes(options.max_reserved);
   if (!options.max_growth.empty()) budgets.max_growth_bytes = parse_growth(options.max_growth);
   if (!options.tolerance.empty()) budgets.tolerance = parse_percent(options.tolerance);
-  if (!options.baseline.empty()) budgets.baseline = load_report(options.baseline);
+  if (!options.baseline.empty()) budgets.baseline = load_named(options.baseline);
   if (!options.tolerance.empty() && !budgets.baseline) {
     throw Error(ErrorKind::usage, "--tolerance goes with --baseline", "as in: --baseline old.json --tolerance 2%");
   }
@@ -58,7 +68,7 @@ Budgets read_budgets(const CheckOptions& options) {
 int check_file(const CheckOptions& options) {
   const Budgets budgets = read_budgets(options);
   check_writable(options.junit, "--junit");
-  const std::vector<Verdict> verdicts = check(load_report(options.path), budgets);
+  const std::vector<Verdict> verdicts = check(load_named(options.path), budgets);
   std::string text;
   for (const Verdict& one : verdicts) {
     text += fmt::format("{} {:<18} {}\n", one.kept ? "ok  " : "FAIL", one.budget, one.words);
@@ -79,7 +89,7 @@ void add_check(CLI::App& app, Command& chosen) {
   set_help(command,
            {.example = "oomdiag check oomdiag-4711 --max-allocated 20GiB --max-growth 1MiB/step",
             .about = "Prints a line for each budget; exit code 1 if one is not kept, or if the run itself ran out "
-                     "of memory. With several GPUs or ranks the highest figure counts.",
+                     "of memory, 2 if a file cannot be read. With several GPUs or ranks the highest figure counts.",
             .usage = "oomdiag check [OPTIONS] FILE"});
   add_source(command, options->path);
   command.add_option("--max-allocated", options->max_allocated, "the most that may be allocated at once")

@@ -142,12 +142,15 @@ int clean(const CleanOptions& options) {
   const std::vector<Found> runs = find_runs(options.folder);
   const bool removes = options.yes || options.older_than_days >= 0;
   std::string text;
-  int64_t bytes = 0, count = 0;
+  int64_t bytes = 0, count = 0, young = 0;
   bool failed = false;
   for (const Found& run : runs) {
     const std::string age = run.days < 1 ? "today" : fmt::format("{:.0f} days old", run.days);
     std::string what = run.stays.empty() ? (removes ? "removed" : "") : "stays: " + run.stays;
-    if (run.days < options.older_than_days && run.stays.empty()) what = "stays: not that old";
+    if (run.days < options.older_than_days && run.stays.empty()) {
+      ++young;
+      continue;
+    }
     bool goes = what.empty() || what == "removed";
     if (goes && removes && !remove(run)) {
       what = "could not be removed";
@@ -163,6 +166,9 @@ int clean(const CleanOptions& options) {
       count == 0 ? "nothing to remove" : fmt::format("{}, {}", counted(count, "run"), with_unit(bytes));
   text =
       fmt::format("oomdiag: {}{}\n", sum, removes && count > 0 ? " removed" : "") + (text.empty() ? "" : "\n" + text);
+  if (young > 0)
+    text += fmt::format("\n  {} of the last {:g} days {}\n", counted(young, "run"), options.older_than_days,
+                        young == 1 ? "stays" : "stay");
   if (!removes && count > 0)
     text += "\n  next: oomdiag clean --yes, or --older-than 7 for those of last week and before\n";
   write_out(printable_lines(text));

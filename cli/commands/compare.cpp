@@ -65,6 +65,7 @@ Json to_json(const Comparison& comparison) {
       {"schema", "oomdiag-comparison/1"},
       {"equal", comparison.is_equal()},
       {"blocks", to_json(comparison.blocks)},
+      {"only_frees_differ", comparison.only_frees_differ},
       {"segments", to_json(comparison.segments)},
       {"window", to_json(comparison.window, comparison.left_begins_late)},
       {"left",
@@ -136,6 +137,9 @@ void print_window(const Comparison& comparison) {
 void print(const Comparison& comparison) {
   fmt::print("oomdiag: the recordings are {}\n\n", comparison.is_equal() ? "equal" : "different");
   print_window(comparison);
+  if (comparison.only_frees_differ)
+    fmt::print(
+        "  all allocs are the same, of the same sizes and in the same order: only when they are freed differs\n\n");
   fmt::print("  {:<10}{:>15}{:>15}\n", "", "left", "right");
   print_sequence("blocks", comparison.blocks);
   print_sequence("segments", comparison.segments);

@@ -23,7 +23,8 @@ int diff_files(const DiffCommand& options) {
   DiffOptions noise;
   if (!options.least.empty()) noise.least_bytes = parse_bytes(options.least);
   const ReportDiff found = diff(load_report(options.before), load_report(options.after), noise);
-  write_out(options.json ? to_json(found) + "\n" : to_text(found, output_capabilities(STDOUT_FILENO).unicode));
+  write_out(options.json ? to_json(found) + "\n"
+                         : to_text(found, output_capabilities(STDOUT_FILENO).unicode, options.before, options.after));
   return found.is_empty() ? 0 : 1;
 }
 

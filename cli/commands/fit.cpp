@@ -28,12 +28,14 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/export/search_page.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
 
 constexpr int64_t kMaxCombinations = 256;
 
+constexpr const char* kAllSteps = "all";
 constexpr const char* kDevice = "h200";
 
 struct FitOptions {
@@ -42,8 +44,9 @@ struct FitOptions {
   std::string device;  ///< empty: kDevice, unless the topology names one
   std::string devices;
   std::string memory;
+  int count = 0;
   std::vector<std::string> vary;
-  uint32_t steps = 0;
+  std::string steps;  ///< a number, kAllSteps, or empty
   int most_runs = FitRequest{}.most_runs;
   bool smallest_gpu = false;
   bool fastest = false;
@@ -129,11 +132,23 @@ std::string device_name(const FitOptions& options, const TopologyChoice& topolog
   return options.device.empty() && topology.gpu.empty() ? kDevice : options.device;
 }
 
+uint32_t steps_of(const FitOptions& options) {
+  constexpr int64_t kMost = 1 << 20;
+  if (options.steps.empty() || options.steps == kAllSteps) return 0;
+  const int64_t steps = parse_whole_number(options.steps).value_or(0);
+  if (steps >= 1 && steps <= kMost) return static_cast<uint32_t>(steps);
+  throw Error(ErrorKind::usage, fmt::format("--steps {} is no number of steps from 1 to {}", options.steps, kMost),
+              "as in --steps 45, or --steps all for whole runs");
+}
+
 FitRequest make_request(const FitOptions& options, Install& install, bool by_batch) {
   const TopologyChoice topology = options.host.hosts();
-  const DeviceOptions device{.device = device_name(options, topology), .memory = options.memory};
+  const DeviceOptions device{
+      .device = device_name(options, topology), .memory = options.memory, .count = options.count};
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
-                     .steps = options.steps,
+                     .steps = steps_of(options),
+                     .to_end = options.steps == kAllSteps,
+                     .count = std::max(1, options.count),
                      .most_runs = options.most_runs};
   require_gpu(request.device);
   if (options.model.model.empty()) {
@@ -151,11 +166,13 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
   return request;
 }
 
-int fit_gpu(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
+int fit_gpu(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
-  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
-  const SmallestGpu gpu = steps.show_during([&] { return find_smallest_gpu(fitter, {}); },
-                                            [&] { say_interrupted(fitter.runs(), options); });
+  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over); });
+  SmallestGpu gpu = steps.show_during([&] { return find_smallest_gpu(fitter, {}); },
+                                      [&] { say_interrupted(fitter.runs(), options); });
+  if (gpu.bytes > 0 && !gpu.takes_share)
+    gpu.card = find_card(read_catalogue(install.gpus), request.device.virtual_host()->gpus.front(), gpu.bytes);
   const Answer answer{.text = gpu_text(gpu, fitter.runs()),
                       .json = gpu_json(gpu, fitter.runs()),
                       .rows = rows_of(std::vector<FitOfGpu>{{.gpu = {}, .largest = {}, .runs = fitter.runs()}}),
@@ -180,7 +197,7 @@ std::vector<GpuEntry> gpus_of(const FitOptions& options, const FitRequest& reque
 int fit_gpus(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
   std::vector<FitRun> runs;
-  const auto on_done = [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); };
+  const auto on_done = [&](std::size_t over) { steps.show(over); };
   const GpuTable table = steps.show_during(
       [&] { return find_gpus(request, gpus_of(options, request, install), experiments, on_done, runs); },
       [&] { say_interrupted(runs, options); });
@@ -264,11 +281,8 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   if (options.lengths == kLoader)
     request.fixes_of = [&](const Values& values) { return question.lengths->batches_of(values.at(kLength)); };
   const std::vector<GpuEntry> gpus = gpus_of(options, request, install);
-  const std::size_t expected =
-      std::max<std::size_t>(1, question.borders().size()) * gpus.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
-  ValueSearch search(request, experiments, question,
-                     [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+  ValueSearch search(request, experiments, question, [&](std::size_t over) { steps.show(over); });
   const auto search_all = [&] {
     std::vector<FitOfGpu> of_gpus;
     for (const GpuEntry& gpu : gpus) of_gpus.push_back(search.search(gpu));
@@ -298,7 +312,7 @@ int fit(FitOptions options) {
                 "as in: oomdiag fit --smallest-card -- python train.py");
   }
   const bool is_real = names_real_gpu(options.device);
-  if (is_real && (options.smallest_gpu || !options.devices.empty() || !options.memory.empty())) {
+  if (is_real && (options.smallest_gpu || !options.devices.empty() || !options.memory.empty() || options.count > 0)) {
     throw Error(ErrorKind::usage, "another size of GPU than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
@@ -316,6 +330,10 @@ int fit(FitOptions options) {
   if (options.prints_jobs && !is_plan(variables)) {
     throw Error(ErrorKind::usage, "--print-jobs needs a job: a world to vary", "as in: --vary world=8,16,32");
   }
+  if (options.count > 0 && is_plan(variables)) {
+    throw Error(ErrorKind::usage, "--count goes with no world to vary: its ranks say how many GPUs a host has",
+                "as in: --vary world=8,16 --local-world-size 4");
+  }
   if (!options.lengths.empty()) check_lengths(options, variables);
   if (options.only_at && (options.at.empty() || !options.lengths.empty())) {
     throw Error(ErrorKind::usage, "--only-at needs values to compute, and no --lengths",
@@ -327,8 +345,9 @@ int fit(FitOptions options) {
   if (has_model) check_variables(variables, request.program);
   Experiments experiments(install);
   if (options.never_forks) experiments.never_fork();
+  if (has_program) experiments.keep_stdin();
   if (!options.smallest_gpu) return fit_value(options, variables, request, install, experiments);
-  return options.devices.empty() ? fit_gpu(options, request, experiments)
+  return options.devices.empty() ? fit_gpu(options, request, install, experiments)
                                  : fit_gpus(options, request, install, experiments);
 }
 
@@ -384,11 +403,18 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
           "a list of them, or all: a table of what fits on each; with --smallest-card of those that it fits on,\n"
           "computed from one run and proved on the smallest")
       ->type_name("NAMES");
+  command
+      .add_option("--count", options->count, "that many of the virtual device, as for torchrun: the fullest one counts")
+      ->type_name("N")
+      ->check(range(1, kMaxGpus));
   command.add_option("--memory", options->memory, "memory of the GPU in place of its own, as in 8GiB")
       ->type_name("SIZE");
-  command.add_option("--steps", options->steps, "end each run after so many steps; default: when its peak is steady")
-      ->type_name("N")
-      ->check(range(1, 1 << 20));
+  command
+      .add_option(
+          "--steps", options->steps,
+          "end each run after so many steps; all: at the program's own end. Default: when its peak is steady, and "
+          "what then fits is run on to the program's end, for a minute at most")
+      ->type_name("N|all");
   command
       .add_option("--runs", options->most_runs,
                   "of one search: those that the border does not need try values above it, which may pass again")

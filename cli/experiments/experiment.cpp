@@ -1,6 +1,7 @@
 #include "cli/experiments/experiment.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -8,13 +9,16 @@
 #include "cli/experiments/executor.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
+#include "cli/process/kept_input.h"
 #include "cli/process/workers.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "cli/reports/run_work.h"
 #include "cli/terminal/json_text.h"
+#include "cli/terminal/terminal.h"
 #include "extension/environment.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/shape_function/allocation_sequence.h"
@@ -65,6 +69,8 @@ void take_figures(Experiment& experiment) {
   experiment.memory_fraction = device->device.memory_fraction();
   experiment.needed_bytes = needed_bytes(*device);
   experiment.place = place_of_failure(*device);
+  experiment.failed_at_step = device->failure ? device->failure->step : device->peak.step;
+  experiment.growth_bytes = growth_of(*device);
   if (experiment.passed() && device->peak.host_memory_bytes > 0)
     experiment.outcome = "out_of_memory";  // of the GPU's own
 }
@@ -130,10 +136,21 @@ std::string place_of_failure(const ReportOfDevice& device) {
   return device.peak.host_memory_bytes > 0 ? place(device.peak) : "";
 }
 
+void Experiments::keep_stdin() {
+  const std::filesystem::path file = folder_.path() / "stdin";
+  const KeptInput kept = keep_input(STDIN_FILENO, file);
+  if (kept.bytes > 0) input_ = file;
+  if (!kept.is_whole)
+    say(fmt::format("of stdin {} are given to each run: it has more, or is still open", with_unit(kept.bytes)));
+}
+
 std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& requests,
                                          const std::function<void(std::size_t)>& on_done) {
   std::vector<DiagnosisRequest> runs;
-  for (const ExperimentRequest& request : requests) runs.push_back(to_diagnosis(request, install_, folder_.path()));
+  for (const ExperimentRequest& request : requests) {
+    runs.push_back(to_diagnosis(request, install_, folder_.path()));
+    runs.back().input = input_;
+  }
   finished_.assign(requests.size(), std::nullopt);
   std::vector<Experiment> experiments;
   try {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,8 @@ struct Experiment {
   double memory_fraction = 1;              ///< of the GPU that PyTorch may reserve
   int64_t needed_bytes = 0;                ///< as the function of that name says
   uint32_t stopped_at_step = 0;            ///< 0 = it ended by itself
+  uint32_t failed_at_step = 0;             ///< in which it ran out of memory
+  int64_t growth_bytes = 0;                ///< what more lived at the end of each step
   double seconds = 0;                      ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> reported{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
@@ -88,6 +91,9 @@ class Experiments {
   const std::vector<std::optional<Experiment>>& finished() const { return finished_; }
   std::size_t count() const { return executor_.count(); }
   const Install& install() const { return install_; }
+  /// From now on each run is given what our stdin has, where that is a file or a pipe; else, and before, an empty one. Says so on
+  /// stderr where it is not all of it.
+  void keep_stdin();
   /// As of an Executor.
   void never_fork() { executor_.never_fork(); }
 
@@ -95,6 +101,7 @@ class Experiments {
   const Install& install_;
   Executor executor_;
   TemporaryFolder folder_;
+  std::filesystem::path input_{};  ///< what stdin had
   std::vector<std::optional<Experiment>> finished_{};
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -11,8 +12,10 @@
 #include <vector>
 
 #include "cli/device/device.h"
+#include "cli/device/gpus.h"
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/experiment.h"
+#include "cli/launch/steady.h"
 #include "profiler/shape_function/single_call.h"
 
 // oomdiag fit: the largest value and the smallest GPU, found by runs. Values here, the stages in fit_*.cpp.
@@ -51,8 +54,10 @@ std::vector<std::string> fill_in(std::vector<std::string> program, const Values&
 struct FitRequest {
   std::vector<std::string> program{};
   DeviceChoice device{};
-  uint32_t steps = 0;  ///< 0 = found
-  int most_runs = 12;  ///< for one border, unless it takes more to find it at all
+  uint32_t steps = 0;   ///< 0 = found
+  bool to_end = false;  ///< each run goes to the program's end, however long that takes
+  int count = 1;        ///< GPUs of a virtual host
+  int most_runs = 12;   ///< for one border, unless it takes more to find it at all
   /// What a run with these values is to be given of extension/python/fixes: [id, settings] each. Unset: nothing.
   std::function<nlohmann::json(const Values&)> fixes_of{};
 };
@@ -62,8 +67,22 @@ struct FitRun {
   Values values;
   int64_t memory_bytes = 0;  ///< of the GPU, 0 = its own
   Experiment experiment;
-  bool learns = false;  ///< made to learn sizes from, on a GPU with more memory than any program needs
+  bool learns = false;    ///< made to learn sizes from, on a GPU with more memory than any program needs
+  bool goes_on = false;   ///< was not to be ended before kLongestRun
+  int64_t gpu_bytes = 0;  ///< of the GPU that is asked about; 0 = a real one
+
+  /// Nothing ended it before the program's own end, or its failure.
+  bool is_whole() const { return experiment.stopped_at_step == 0; }
 };
+
+/// What a run shows of the GPU that is asked about.
+enum class Fits { yes, no, unknown };
+/// One that had more memory shows that its values fit where all that it reserved is there, and that they do not where what it
+/// allocated is not. In between the allocator decides, which gives cached segments back on a full GPU.
+Fits fits(const FitRun& run);
+
+/// How long a run goes on that is to show whether what fits when its peak is steady fits to the program's end.
+inline constexpr std::chrono::seconds kLongestRun{60};
 
 /// Runs and remembers.
 class Fitter {
@@ -89,6 +108,12 @@ class Fitter {
   const std::vector<FitRun>& runs() const { return runs_; }
   /// The run with these values on the GPU itself, or null.
   const FitRun* find_on_gpu(const Values& values) const;
+  /// Whether what passes until its peak is steady passes to the program's end, too, or for kLongestRun: runs it so far, unless
+  /// a run went there or --steps says how far they go. Where it fails later, runs go that far from now on, and after a second
+  /// time all go on: search again.
+  bool holds_to_end(const Values& values, int64_t memory_bytes);
+  /// Whether it went as far as runs go now.
+  bool is_far_enough(const FitRun& run) const;
   /// How many values are worth trying together.
   int at_once() const;
   int most_runs() const { return request_.most_runs; }
@@ -96,7 +121,8 @@ class Fitter {
   int64_t gpu_bytes() const;
 
  private:
-  enum class Purpose { search, learn, prove };
+  enum class Purpose { search, learn, prove, go_on };
+  SteadyRule rule_for(Purpose purpose) const;
   std::vector<FitRun> run_for(Purpose purpose, const std::vector<std::pair<Values, int64_t>>& cases);
 
   const FitRequest& request_;
@@ -104,6 +130,8 @@ class Fitter {
   std::function<void(std::size_t)> on_done_;
   std::vector<FitRun> runs_;
   std::map<std::string, MadeAlone> made_alone_;
+  uint32_t least_steps_ = 0;  ///< which runs go at least, as one failed there
+  bool all_go_on_ = false;
 };
 
 class MemoryFunction;
@@ -130,6 +158,8 @@ struct SmallestGpu {
   int64_t non_pytorch_bytes = 0;
   bool takes_share = false;  ///< of whatever GPU it runs on: it needs less than it takes on a larger one
   std::string fails_in{};    ///< with a page less
+  std::optional<GpuEntry>
+      card{};  ///< the smallest on which that much is there beside its context; unset: none, or not asked
 };
 SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values);
 

@@ -22,14 +22,18 @@
 namespace oomdiag {
 namespace {
 
+/// Memory of a GPU like `measured_on` on which as much is free as on `gpu`: one's context takes more than another's.
+int64_t bytes_as_on(const GpuEntry& measured_on, const GpuEntry& gpu) {
+  return gpu.total_bytes - (gpu.context_bytes - measured_on.context_bytes);
+}
+
 void compute(GpuTable& table, const FitRequest& request, const Experiment& large) {
   const MemoryFunction function = MemoryFunction::of_one_run(large);
   table.unknown = function.unknown();
   if (!function.is_known()) return;
   const GpuEntry& learned = request.device.virtual_host()->gpus.front();
   for (GpuFit& one : table.gpus) {
-    const int64_t context = one.gpu.context_bytes - learned.context_bytes;  // more of it than the first run's GPU took
-    const ShapeEstimate estimate = function.estimate({}, one.gpu.total_bytes - context);
+    const ShapeEstimate estimate = function.estimate({}, bytes_as_on(learned, one.gpu));
     one.fits = estimate.fits;
     one.is_exact = one.gpu.capability == learned.capability;
     one.allocated_bytes = estimate.peak_allocated_bytes;
@@ -40,9 +44,10 @@ void compute(GpuTable& table, const FitRequest& request, const Experiment& large
 void measure(GpuFit& one, const FitRequest& request, Experiments& experiments,
              const std::function<void(std::size_t)>& on_done, std::vector<FitRun>& runs) {
   FitRequest on_gpu = request;
-  on_gpu.device.device = VirtualHost{.gpus = {one.gpu}};
+  on_gpu.device.device = VirtualHost{.gpus = std::vector(static_cast<std::size_t>(request.count), one.gpu)};
   Fitter fitter(on_gpu, experiments, on_done);
-  const Experiment run = fitter.run({{{}, one.gpu.total_bytes}}).front().experiment;
+  Experiment run = fitter.run({{{}, one.gpu.total_bytes}}).front().experiment;
+  if (run.passed() && !fitter.holds_to_end({}, one.gpu.total_bytes)) run = fitter.runs().back().experiment;
   runs.insert(runs.end(), fitter.runs().begin(), fitter.runs().end());
   one.fits = run.passed();
   one.is_measured = one.is_exact = true;
@@ -92,6 +97,12 @@ GpuTable find_gpus(const FitRequest& request, std::span<const GpuEntry> gpus, Ex
   return table;
 }
 
+std::optional<GpuEntry> find_card(std::span<const GpuEntry> gpus, const GpuEntry& measured_on, int64_t bytes) {
+  const auto card =
+      std::ranges::find_if(gpus, [&](const GpuEntry& gpu) { return bytes_as_on(measured_on, gpu) >= bytes; });
+  return card == gpus.end() ? std::nullopt : std::optional(*card);
+}
+
 std::string gpus_text(const GpuTable& table, const std::vector<FitRun>& runs) {
   if (!table.unknown.empty()) return fmt::format("oomdiag: no GPU can be computed: {}\n", table.unknown);
   const GpuFit* const smallest = table.smallest();
@@ -109,7 +120,8 @@ std::string gpus_text(const GpuTable& table, const std::vector<FitRun>& runs) {
   }
   const auto below = std::ranges::count_if(table.gpus, [](const GpuFit& one) { return !one.fits && !one.is_measured; });
   if (below > 0) text += fmt::format("  {} more do not fit it (computed)\n", below);
-  return text + fmt::format("\n  what it allocates was learned on {}; {}\n", table.learned_on, count_runs(runs));
+  text += "\n" + reach_text(runs, {}, smallest->gpu.total_bytes);
+  return text + fmt::format("  what it allocates was learned on {}; {}\n", table.learned_on, count_runs(runs));
 }
 
 std::string gpus_json(const GpuTable& table, const std::vector<FitRun>& runs) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ struct GpuTable {
 /// and proves the smallest that fits, and the one before it, by runs. `runs` takes all that were made.
 GpuTable find_gpus(const FitRequest& request, std::span<const GpuEntry> gpus, Experiments& experiments,
                    const std::function<void(std::size_t)>& on_done, std::vector<FitRun>& runs);
+
+/// The first of `gpus`, by ascending memory, that has what is needed: `bytes` of a GPU like `measured_on`, each beside its own context.
+std::optional<GpuEntry> find_card(std::span<const GpuEntry> gpus, const GpuEntry& measured_on, int64_t bytes);
 
 std::string gpus_text(const GpuTable& table, const std::vector<FitRun>& runs);
 std::string gpus_json(const GpuTable& table, const std::vector<FitRun>& runs);

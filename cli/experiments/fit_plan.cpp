@@ -58,7 +58,7 @@ Plan run_plan(const Values& values, const FitRequest& request, const RankOptions
                                    .device = {.device = host_of(job, request.device)},
                                    .base = folder.path(),
                                    .is_metered = true,
-                                   .steady = SteadyRule{.steps = request.steps}};
+                                   .steady = SteadyRule{.steps = request.steps, .to_end = request.to_end}};
   RanksDiagnosis found = run_ranks(job, diagnosis, install, [](std::size_t) {});
   explain_ranks(found);
   Plan plan{.values = values};

@@ -14,7 +14,7 @@
 #include "profiler/report/make/whole_run.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
-// Each run is a whole run of the program on a virtual GPU. The driver gives memory in pages of 2 MiB, so that is how exact
+// Runs end when their peak is steady; what the search finds from them then runs on to the program's end. The driver gives memory in pages of 2 MiB, so that is how exact
 // the smallest GPU can be.
 
 namespace oomdiag {
@@ -52,8 +52,9 @@ std::vector<FitRun> Fitter::prove(const std::vector<Values>& cases) {
 }
 
 const FitRun* Fitter::find_on_gpu(const Values& values) const {
-  const auto found = std::ranges::find_if(
-      runs_, [&](const FitRun& run) { return run.values == values && run.memory_bytes == 0 && !run.learns; });
+  const auto found = std::ranges::find_if(runs_, [&](const FitRun& run) {
+    return run.values == values && run.memory_bytes == 0 && !run.learns && is_far_enough(run);
+  });
   return found == runs_.end() ? nullptr : &*found;
 }
 
@@ -62,26 +63,41 @@ int64_t Fitter::gpu_bytes() const {
   return host == nullptr ? 0 : host->bytes_of_device();
 }
 
+namespace {
+
+std::string hint_of(const Experiment& failed) {
+  if (failed.why.find("invalid device ordinal") == failed.why.npos) return "oomdiag run shows all that it says";
+  return "it asks for more GPUs than there are: --count N gives it N of them";
+}
+
+}  // namespace
+
 std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair<Values, int64_t>>& cases) {
   std::vector<ExperimentRequest> requests;
   for (const auto& [values, memory_bytes] : cases) {
-    ExperimentRequest& request =
-        requests.emplace_back(ExperimentRequest{.program = fill_in(request_.program, values),
-                                                .device = request_.device,
-                                                .fixes = request_.fixes_of ? request_.fixes_of(values) : nullptr,
-                                                .steady = {.steps = request_.steps},
-                                                .keeps_allocations = purpose != Purpose::search});
+    ExperimentRequest& request = requests.emplace_back(
+        ExperimentRequest{.program = fill_in(request_.program, values),
+                          .device = request_.device,
+                          .fixes = request_.fixes_of ? request_.fixes_of(values) : nullptr,
+                          .steady = rule_for(purpose),
+                          .keeps_allocations = purpose == Purpose::learn || purpose == Purpose::prove});
     auto* const host = std::get_if<VirtualHost>(&request.device.device);
     if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
   }
+  const auto run_of = [&](std::size_t i, Experiment experiment) {
+    return FitRun{.values = cases[i].first,
+                  .memory_bytes = cases[i].second,
+                  .experiment = std::move(experiment),
+                  .learns = purpose == Purpose::learn,
+                  .goes_on = requests[i].steady.to_end,
+                  .gpu_bytes = gpu_bytes()};
+  };
   std::vector<Experiment> experiments;
   try {
     experiments = experiments_.run(requests, on_done_);
   } catch (const Interrupted&) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      const std::optional<Experiment>& experiment = experiments_.finished()[i];
-      if (experiment)
-        runs_.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = *experiment});
+      if (const auto& experiment = experiments_.finished()[i]) runs_.push_back(run_of(i, *experiment));
     }
     throw;
   }
@@ -91,18 +107,49 @@ std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair
       throw Error(ErrorKind::environment,
                   fmt::format("with {} the program fails, and not for want of memory: {}",
                               cases[i].first.empty() ? "a run" : describe(cases[i].first), experiments[i].why),
-                  "oomdiag run shows all that it says");
+                  hint_of(experiments[i]));
     }
-    runs.push_back({.values = cases[i].first,
-                    .memory_bytes = cases[i].second,
-                    .experiment = std::move(experiments[i]),
-                    .learns = purpose == Purpose::learn});
+    runs.push_back(run_of(i, std::move(experiments[i])));
     runs.back().experiment.report.reset();
     std::optional<AllocationSequence> allocations = std::exchange(runs.back().experiment.allocations, std::nullopt);
     runs_.push_back(runs.back());  // what is remembered needs no allocations
     runs.back().experiment.allocations = std::move(allocations);
   }
   return runs;
+}
+
+SteadyRule Fitter::rule_for(Purpose purpose) const {
+  if (request_.to_end) return {.to_end = true};
+  if (purpose == Purpose::go_on || all_go_on_) return {.to_end = true, .longest = kLongestRun};
+  return {.steps = std::max(request_.steps, least_steps_)};
+}
+
+bool Fitter::is_far_enough(const FitRun& run) const {
+  if (!run.experiment.passed() || run.is_whole() || run.goes_on) return true;
+  return !all_go_on_ && run.experiment.stopped_at_step > least_steps_;
+}
+
+bool Fitter::holds_to_end(const Values& values, int64_t memory_bytes) {
+  if (request_.steps > 0) return true;
+  const bool is_known = std::ranges::any_of(runs_, [&](const FitRun& run) {
+    return run.values == values && (run.memory_bytes == memory_bytes || (run.learns && memory_bytes == 0)) &&
+           fits(run) == Fits::yes && (run.is_whole() || run.goes_on);
+  });
+  if (is_known) return true;
+  const Experiment run = run_for(Purpose::go_on, {{values, memory_bytes}}).front().experiment;
+  if (run.passed()) return true;
+  all_go_on_ = least_steps_ > 0 || run.failed_at_step == 0;
+  least_steps_ = run.failed_at_step;
+  return false;
+}
+
+Fits fits(const FitRun& run) {
+  const Experiment& experiment = run.experiment;
+  if (!experiment.passed()) return experiment.ran_out() ? Fits::no : Fits::unknown;
+  if (!run.learns) return Fits::yes;
+  const int64_t available = experiment.available_bytes(run.gpu_bytes);
+  if (experiment.needed_bytes <= available) return Fits::yes;
+  return experiment.allocated_bytes > available ? Fits::no : Fits::unknown;
 }
 
 int Fitter::at_once() const { return request_.device.is_virtual() ? std::max(1, programs_at_once(0)) : 1; }
@@ -116,7 +163,7 @@ Point point_of(const Experiment& experiment) {
           .available_bytes = experiment.available_bytes(experiment.total_bytes)};
 }
 
-/// Runs on this GPU, and those on the largest one that reserved no more than this one has: such a run passes here too.
+/// Runs on this GPU, and those on the largest one that show what they would do here.
 void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& variable, const Values& others) {
   for (const FitRun& run : fitter.runs()) {
     const auto value = run.values.find(variable.name);
@@ -125,10 +172,9 @@ void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& va
     Values values = others;
     values[variable.name] = variable.value(position);
     if (run.values != values) continue;
+    if (!fitter.is_far_enough(run) || (run.learns && fits(run) != Fits::yes)) continue;
     Point point = point_of(run.experiment);
-    const int64_t available = run.experiment.available_bytes(fitter.gpu_bytes());
-    if (run.learns && point.needed_bytes > available) continue;
-    if (run.learns) point.available_bytes = available;
+    if (run.learns) point.available_bytes = run.experiment.available_bytes(run.gpu_bytes);
     search.take(position, point);
   }
 }
@@ -175,13 +221,11 @@ SmallestGpu with_place(SmallestGpu gpu, const Fitter& fitter, const Values& valu
   return gpu;
 }
 
-}  // namespace
-
 // Where the run passes with headroom, it mostly needs at least what it allocated and at most what it reserved, beside
 // what others hold. In between the allocator gives cached segments back and tries again; its
 // algorithm is run on what the program asked for (fit_function.h), and the border proved by two runs. Where little is free,
 // libraries choose other algorithms, which may take more or less than that: then only runs can show it.
-SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
+SmallestGpu find_steady_gpu(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Experiment large = fitter.learn({values}).front().experiment;
   if (!large.passed()) return {.bytes = 0, .non_pytorch_bytes = 0, .fails_in = large.place};
@@ -209,13 +253,22 @@ SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
   for (int64_t below = 1; below <= kPagesBelow && gpu.bytes - below * kPageBytes >= kLeastGpu;) {
     const int64_t bytes = gpu.bytes - below * kPageBytes;
     const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
-      return run.memory_bytes == bytes && run.values == values;
+      return run.memory_bytes == bytes && run.values == values && fitter.is_far_enough(run);
     });
     const bool passed = known != fitter.runs().end() ? known->experiment.passed() : try_values({bytes}).front();
     if (passed) gpu.bytes = bytes;
     below = passed ? 1 : below + 1;
   }
   return with_place(gpu, fitter, values);
+}
+
+}  // namespace
+
+SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
+  for (;;) {
+    SmallestGpu gpu = find_steady_gpu(fitter, values);
+    if (gpu.bytes == 0 || fitter.holds_to_end(values, gpu.bytes)) return gpu;
+  }
 }
 
 }  // namespace oomdiag

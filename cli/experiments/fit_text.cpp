@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/fit.h"
@@ -12,6 +13,7 @@
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/counted.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/report/text/table.h"
 
@@ -20,40 +22,70 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
-  const auto run =
-      std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values && !one.learns; });
-  return run == runs.end() ? nullptr : &*run;
+/// The last one with these values that was on such a GPU, which went the furthest; of those that had more memory one that
+/// shows that they fit.
+const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values, int64_t memory_bytes = 0) {
+  const FitRun* learned = nullptr;
+  for (const FitRun& run : std::views::reverse(runs)) {
+    if (run.values != values) continue;
+    if (!run.learns && run.memory_bytes == memory_bytes) return &run;
+    if (run.learns && memory_bytes == 0 && learned == nullptr && fits(run) == Fits::yes) learned = &run;
+  }
+  return learned;
 }
 
-std::string stopped(const std::vector<FitRun>& runs) {
-  uint32_t last = 0;
-  for (const FitRun& run : runs) last = std::max(last, run.experiment.stopped_at_step);
-  return last == 0 ? "" : fmt::format("; runs were ended when their peak was steady, at step {} at the latest", last);
+Values values_at(const std::string& variable, const LargestValue& largest) {
+  Values values = largest.others;
+  values[variable] = largest.value.value_or(0);
+  return values;
+}
+
+/// Of a run that passed.
+std::string reach_of(const FitRun& run) {
+  if (run.is_whole()) return "a whole run";
+  return run.experiment.stopped_at_step > 1 ? fmt::format("as far as step {}", run.experiment.stopped_at_step)
+                                            : "until its peak rose no more";
+}
+
+/// "it grows by 2 MiB per step; to its end it ": what grows has a border only for so many steps. Empty where nothing does.
+std::string growth_text(const FitRun* run) {
+  if (run == nullptr || run->experiment.growth_bytes <= 0) return {};
+  return fmt::format("it grows by {} per step; {} it ", with_unit(run->experiment.growth_bytes),
+                     run->is_whole() ? "to its end" : reach_of(*run));
 }
 
 std::string about_value(const Variable& variable, const LargestValue& largest, const std::vector<FitRun>& runs) {
   Values values = largest.others;
   if (!largest.value) {
     values[variable.name] = variable.value(0);
-    const FitRun* run = find_run(runs, values);
+    const FitRun* const least = find_run(runs, values);
     return fmt::format("oomdiag: {} already runs out of memory in {}\n", describe(values),
-                       run == nullptr ? "" : run->experiment.place);
+                       least == nullptr ? "" : least->experiment.place);
   }
   values[variable.name] = *largest.value;
-  std::string text = fmt::format("oomdiag: fits up to {}\n\n", describe(values));
-  if (const FitRun* run = find_run(runs, values)) {
+  const FitRun* const run = find_run(runs, values);
+  const std::string grows = growth_text(run);
+  std::string text =
+      fmt::format("oomdiag: {} up to {}\n\n", grows.empty() ? "fits" : grows + "passes", describe(values));
+  if (run != nullptr) {
     text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->experiment.allocated_bytes),
                         to_gib(run->experiment.reserved_bytes));
   }
-  if (!largest.formula.empty()) text += fmt::format("  its tensors at the peak take {}\n", largest.formula);
+  text += reach_text(runs, values, 0);
+  if (!largest.formula.empty()) {
+    const bool is_higher_later =
+        run != nullptr && largest.computed_bytes > 0 &&
+        run->experiment.allocated_bytes > largest.computed_bytes + largest.computed_bytes / 100;
+    text += fmt::format("  its tensors at the peak{} take {}\n", is_higher_later ? " of its first steps" : "",
+                        largest.formula);
+  }
   if (!largest.doubt.empty()) text += fmt::format("  what is computed near it is an estimate: {}\n", largest.doubt);
   if (largest.is_last_of_range) text += "  it is the largest that was asked for\n";
   for (const int64_t above : largest.failed_above) {
     values[variable.name] = above;
-    const FitRun* run = find_run(runs, values);
-    if (run != nullptr && above == largest.failed_above.front()) {
-      text += fmt::format("  {} runs out of memory in {}", above, run->experiment.place);
+    const FitRun* const failed = find_run(runs, values);
+    if (failed != nullptr && above == largest.failed_above.front()) {
+      text += fmt::format("  {} runs out of memory in {}", above, failed->experiment.place);
     }
   }
   if (largest.failed_above.size() > 1) {
@@ -66,9 +98,9 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
         2 * runs.size() + BorderSearch::kNeighbours);
   }
   std::vector<int64_t> below;
-  for (const FitRun& run : runs) {
-    values[variable.name] = run.values.at(variable.name);
-    if (!run.experiment.passed() && run.values == values &&
+  for (const FitRun& one : runs) {
+    values[variable.name] = one.values.at(variable.name);
+    if (!one.experiment.passed() && one.values == values &&
         values[variable.name] < *largest.value) {  // those that learn pass
       below.push_back(values[variable.name]);
     }
@@ -95,25 +127,36 @@ std::string computed_text(const FitOfGpu& found) {
   return text;
 }
 
+constexpr const char* kNotSeen = "what comes later, as a validation, was not seen: --steps all";
+
+std::string row_of_table(const Variable& variable, const FitOfGpu& one, const LargestValue& largest) {
+  const FitRun* const run = largest.value ? find_run(one.runs, values_at(variable.name, largest)) : nullptr;
+  std::string text = fmt::format("  {} {} {:>8}", padded(one.gpu, 18),
+                                 padded(describe(largest.others), largest.others.empty() ? 0 : 20),
+                                 largest.value ? std::to_string(*largest.value) : "none");
+  if (!largest.value) return text + "\n";
+  std::vector<std::string> notes;
+  notes.push_back(run == nullptr ? "computed" : reach_of(*run));
+  if (largest.is_last_of_range) notes.emplace_back("the end of the range");
+  if (run != nullptr && run->experiment.growth_bytes > 0)
+    notes.push_back(fmt::format("grows by {} per step", with_unit(run->experiment.growth_bytes)));
+  return text + fmt::format("  {:>13}   {}\n",
+                            to_gib(run != nullptr ? run->experiment.allocated_bytes : largest.computed_bytes),
+                            fmt::join(notes, "; "));
+}
+
 std::string table(const Variable& variable, const std::vector<FitOfGpu>& found) {
-  std::string text = fmt::format("oomdiag: the largest {} that fits\n\n", variable.name);
+  const bool has_others = !found.front().largest.front().others.empty();
+  std::string text =
+      fmt::format("oomdiag: the largest {} that fits\n\n  {} {} {:>8}  GiB allocated\n", variable.name,
+                  padded("GPU", 18), padded(has_others ? "with" : "", has_others ? 20 : 0), variable.name);
   std::vector<FitRun> runs;
   for (const FitOfGpu& one : found) {
     runs.insert(runs.end(), one.runs.begin(), one.runs.end());
-    for (const LargestValue& largest : one.largest) {
-      Values values = largest.others;
-      values[variable.name] = largest.value.value_or(0);
-      const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
-      text +=
-          fmt::format("  {} {} {:>8}   {}\n", padded(one.gpu, 18),
-                      padded(describe(largest.others), largest.others.empty() ? 0 : 20),
-                      largest.value ? std::to_string(*largest.value) : "none",
-                      run != nullptr  ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
-                      : largest.value ? fmt::format("{:>7} GiB allocated (computed)", to_gib(largest.computed_bytes))
-                                      : "");
-    }
+    for (const LargestValue& largest : one.largest) text += row_of_table(variable, one, largest);
   }
-  return text + fmt::format("\n  {}\n", count_runs(runs));
+  const bool is_cut = std::ranges::any_of(runs, [](const FitRun& run) { return !run.is_whole(); });
+  return text + (is_cut ? fmt::format("\n  {}", kNotSeen) : "") + fmt::format("\n  {}\n", count_runs(runs));
 }
 
 /// On a real GPU with times: on a virtual one work takes none.
@@ -124,7 +167,7 @@ Json tried(const std::vector<FitRun>& runs, bool is_real = false, bool learns = 
     Json one = Json::object();
     for (const auto& [name, value] : run.values) one[name] = value;
     if (run.memory_bytes > 0) one["memory_bytes"] = run.memory_bytes;
-    one["fits"] = run.experiment.passed();
+    one["fits"] = fits(run) == Fits::unknown ? Json(nullptr) : Json(fits(run) == Fits::yes);
     one["peak_allocated_bytes"] = run.experiment.allocated_bytes;
     one["peak_reserved_bytes"] = run.experiment.reserved_bytes;
     one["stopped_at_step"] = run.experiment.stopped_at_step;
@@ -172,6 +215,14 @@ std::string count_runs(const std::vector<FitRun>& runs) {
                      learn, runs.size() - static_cast<std::size_t>(learn));
 }
 
+std::string reach_text(const std::vector<FitRun>& runs, const Values& values, int64_t memory_bytes) {
+  const FitRun* const run = find_run(runs, values, memory_bytes);
+  if (run == nullptr || !run->experiment.passed()) return {};
+  if (run->is_whole()) return fmt::format("  measured: {}\n", reach_of(*run));
+  const std::string limit = run->goes_on ? fmt::format(" in the {} s that it was given", kLongestRun.count()) : "";
+  return fmt::format("  it was run {}{}; {}\n", reach_of(*run), limit, kNotSeen);
+}
+
 std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& found) {
   if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
   const FitOfGpu& one = found.front();
@@ -180,7 +231,7 @@ std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& f
                        count_runs(one.runs));
   }
   return about_value(variable, one.largest.front(), one.runs) + computed_text(one) +
-         fmt::format("  {}{}{}\n", count_runs(one.runs), stopped(one.runs), calls_text(one.calls_alone));
+         fmt::format("  {}{}\n", count_runs(one.runs), calls_text(one.calls_alone));
 }
 
 std::string values_json(const std::string& variable, const std::vector<FitOfGpu>& found) {
@@ -198,6 +249,9 @@ std::string values_json(const std::string& variable, const std::vector<FitOfGpu>
       }
     }
     const LargestValue* const best = one.best();
+    const FitRun* const run = best == nullptr ? nullptr : find_run(one.runs, values_at(variable, *best));
+    to["whole_run"] = run == nullptr ? Json(nullptr) : Json(run->is_whole());
+    to["growth_per_step_bytes"] = run == nullptr ? Json(nullptr) : Json(run->experiment.growth_bytes);
     to["formula"] = text_or_null(best == nullptr ? "" : best->formula);
     to["as_computed"] = best != nullptr && best->as_computed;
     if (one.budget) to["token_budget"] = one.budget->tokens;
@@ -222,37 +276,66 @@ std::string values_json(const std::string& variable, const std::vector<FitOfGpu>
 
 std::string gpu_text(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
   if (gpu.bytes == 0) return fmt::format("oomdiag: it runs out of memory in {} on any GPU\n", gpu.fails_in);
-  std::string text = fmt::format("oomdiag: needs {} GiB: the smallest GPU on which it passes has {} bytes\n\n",
-                                 to_gib(gpu.bytes), gpu.bytes);
+  const std::string grows = growth_text(find_run(runs, {}, gpu.bytes));
+  std::string text = "oomdiag: ";
+  if (gpu.card) text += fmt::format("fits on {}, {} GiB (an estimate); ", gpu.card->id, to_gib(gpu.card->total_bytes));
+  text += fmt::format("{}needs {} GiB\n\n", grows, to_gib(gpu.bytes));
   if (!gpu.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", gpu.fails_in);
   if (gpu.takes_share) text += "  it takes a share of whatever GPU it runs on: on a larger one it takes more\n";
-  return text + fmt::format("  {:.2f} GiB of them are non-PyTorch memory (on a virtual GPU: an estimate); {}{}\n",
-                            static_cast<double>(gpu.non_pytorch_bytes) / static_cast<double>(kGiB), count_runs(runs),
-                            stopped(runs));
+  text += reach_text(runs, {}, gpu.bytes);
+  return text + fmt::format("  {} GiB of them are non-PyTorch memory (on a virtual GPU: an estimate); {}\n",
+                            to_gib(gpu.non_pytorch_bytes), count_runs(runs));
 }
 
+namespace {
+
+/// What is known of the GPU that was asked about.
+std::string known_of(const FitRun& run) {
+  const Experiment& experiment = run.experiment;
+  if (experiment.ran_out()) return "out of memory in " + experiment.place;
+  if (!experiment.passed()) return experiment.why;
+  const std::string allocated = to_gib(experiment.allocated_bytes) + " GiB allocated";
+  const std::string reserved = fmt::format("{}, {} GiB reserved", allocated, to_gib(experiment.reserved_bytes));
+  if (run.learns && run.values.empty()) return reserved;  // no GPU was named
+  const std::string available = to_gib(experiment.available_bytes(run.gpu_bytes));
+  switch (fits(run)) {
+    case Fits::yes:
+      return fmt::format("fits, {}{}", allocated, run.is_whole() ? "" : ", " + reach_of(run));
+    case Fits::no:
+      return fmt::format("does not fit: {} of {} GiB", allocated, available);
+    case Fits::unknown:
+      break;
+  }
+  return fmt::format("not known: {} where there was more memory, of {} GiB", reserved, available);
+}
+
+}  // namespace
+
 std::string interrupted_text(const std::vector<FitRun>& runs) {
-  std::string text = fmt::format("oomdiag: interrupted after {}{}\n", counted(runs.size(), "run"),
-                                 runs.empty() ? "" : ", all measured\n");
+  std::string text = fmt::format("oomdiag: interrupted after {}\n", runs.empty() ? "0 runs" : count_runs(runs));
   for (const FitRun& run : runs) {
-    const Experiment& experiment = run.experiment;
-    const std::string gpu = run.memory_bytes > 0 ? fmt::format("{} GiB of GPU", to_gib(run.memory_bytes)) : "";
-    text += fmt::format("  {:<28} {}\n", run.values.empty() ? gpu : describe(run.values),
-                        experiment.passed() ? fmt::format("fits, {} GiB allocated", to_gib(experiment.allocated_bytes))
-                        : experiment.ran_out() ? "out of memory in " + experiment.place
-                                               : experiment.why);
+    const std::string gpu = run.learns ? "more memory than any GPU" : to_gib(run.memory_bytes) + " GiB of GPU";
+    text += fmt::format("  {:<28} {}\n", run.values.empty() ? gpu : describe(run.values), known_of(run));
   }
   return text;
 }
 
 std::string interrupted_json(const std::vector<FitRun>& runs) {
-  const Json json = {{"schema", "oomdiag-fit/1"}, {"interrupted", true}, {"runs", runs.size()}, {"tried", tried(runs)}};
+  const Json json = {{"schema", "oomdiag-fit/1"},
+                     {"interrupted", true},
+                     {"runs", runs.size()},
+                     {"tried", tried(runs)},
+                     {"learned_from", tried(runs, false, true)}};
   return to_text(json) + "\n";
 }
 
 std::string gpu_json(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
   Json json = {{"schema", "oomdiag-fit/1"}};
   json["smallest_gpu_bytes"] = gpu.bytes > 0 ? Json(gpu.bytes) : Json(nullptr);
+  json["smallest_device"] = text_or_null(gpu.card ? gpu.card->id : "");
+  const FitRun* const run = find_run(runs, {}, gpu.bytes);
+  json["whole_run"] = run == nullptr ? Json(nullptr) : Json(run->is_whole());
+  json["growth_per_step_bytes"] = run == nullptr ? Json(nullptr) : Json(run->experiment.growth_bytes);
   json["runs"] = runs.size();
   json["tried"] = tried(runs);
   return to_text(json) + "\n";

@@ -1,5 +1,6 @@
 #include "cli/experiments/fit_values.h"
 
+#include <algorithm>
 #include <span>
 #include <variant>
 #include <vector>
@@ -33,7 +34,8 @@ const LargestValue* FitOfGpu::best() const {
 }
 
 FitOfGpu ValueSearch::search(const GpuEntry& gpu) {
-  if (auto* const host = std::get_if<VirtualHost>(&request_.device.device)) host->gpus = {gpu};
+  if (auto* const host = std::get_if<VirtualHost>(&request_.device.device))
+    host->gpus.assign(static_cast<std::size_t>(request_.count), gpu);
   const std::size_t before = runs_.size();
   Fitter fitter(request_, experiments_, [&](std::size_t runs) { on_done_(before + runs); });
   FitOfGpu found{.gpu = gpu.id, .largest = {}, .runs = {}};
@@ -50,15 +52,29 @@ FitOfGpu ValueSearch::search(const GpuEntry& gpu) {
   return found;
 }
 
+/// With the first of them run on to the program's end.
+MemoryFunction ValueSearch::find_borders(Fitter& fitter, FitOfGpu& found) {
+  const Variable& searched = question_.variables.front();
+  for (;;) {
+    MemoryFunction function = MemoryFunction::learn(fitter, question_.learned());
+    found.largest.clear();
+    for (const Values& others : question_.borders()) {
+      found.largest.push_back(
+          find_largest_value(fitter, searched, others, lines_[others], function, /*may_believe=*/true));
+      lines_[others] = found.largest.back().line;
+    }
+    const auto first = std::ranges::find_if(found.largest, [](const auto& one) { return one.value.has_value(); });
+    if (first == found.largest.end()) return function;
+    Values values = first->others;
+    values[searched.name] = *first->value;
+    if (fitter.holds_to_end(values, 0)) return function;
+  }
+}
+
 void ValueSearch::answer(Fitter& fitter, FitOfGpu& found) {
   const Variable& searched = question_.variables.front();
   const std::vector<Variable> learned = question_.learned();
-  MemoryFunction function = MemoryFunction::learn(fitter, learned);
-  for (const Values& others : question_.borders()) {
-    found.largest.push_back(
-        find_largest_value(fitter, searched, others, lines_[others], function, /*may_believe=*/true));
-    lines_[others] = found.largest.back().line;
-  }
+  MemoryFunction function = find_borders(fitter, found);
   if (question_.lengths) found.budget = find_token_budget(fitter, searched, *question_.lengths, function);
   if (!function.is_known()) {
     if (!question_.points.empty()) found.unknown = function.unknown();

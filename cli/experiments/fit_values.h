@@ -12,6 +12,7 @@
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
+#include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_lengths.h"
 #include "profiler/export/surface_picture.h"
 #include "profiler/shape_function/evaluate.h"
@@ -65,6 +66,7 @@ class ValueSearch {
 
  private:
   void answer(Fitter& fitter, FitOfGpu& found);
+  MemoryFunction find_borders(Fitter& fitter, FitOfGpu& found);
 
   FitRequest request_;
   Experiments& experiments_;

@@ -26,13 +26,16 @@ void append_note(std::string& text, const std::string& part) {
 
 SearchRow row_of(const FitRun& run, const std::string& gpu) {
   const Experiment& experiment = run.experiment;
-  SearchRow row{.label = gpu, .fits = experiment.passed(), .note = experiment.passed() ? "" : experiment.why};
-  append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of GPU" : "");
+  SearchRow row{.label = gpu, .note = experiment.passed() ? "" : experiment.why};
+  if (fits(run) != Fits::unknown) row.fits = fits(run) == Fits::yes;
+  const std::string memory = run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of GPU" : "";
+  append_note(row.label, run.learns ? "more memory than any GPU" : memory);
   append_note(row.label, describe(run.values));
   if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
   if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
   if (experiment.reserved_bytes > 0) row.reserved_bytes = experiment.reserved_bytes;
-  row.available_bytes = std::max<int64_t>(experiment.available_bytes(experiment.total_bytes), 0);
+  const int64_t gpu_bytes = run.learns ? run.gpu_bytes : experiment.total_bytes;
+  row.available_bytes = std::max<int64_t>(experiment.available_bytes(gpu_bytes), 0);
   return row;
 }
 

@@ -28,6 +28,7 @@ struct DiagnosisRequest {
   bool keeps_arguments = false;        ///< the arguments of its operator calls are recorded, too
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
   Environment environment{};           ///< variables of the program over our own
+  std::filesystem::path input{};       ///< as of a Program
   std::string forked_by{};             ///< as of a Program
   std::optional<SingleRank> rank{};    ///< of a job whose others are not there
   std::optional<SteadyRule> steady{};  ///< end it when its peak does not rise any more

@@ -45,6 +45,7 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   Program program{.arguments = request.program,
                   .environment = {},
                   .keeps_output = request.keeps_output,
+                  .input = request.input,
                   .forked_by = request.forked_by};
   const VirtualHost* const host = request.device.virtual_host();
   const auto set = [&](const char* name, const std::string& value) {

@@ -9,6 +9,8 @@ namespace oomdiag {
 
 bool is_steady(const SteadyState& state, const SteadyRule& rule) {
   if (state.step == 0) return false;
+  if (rule.longest.count() > 0 && state.since_start >= rule.longest) return true;
+  if (rule.to_end) return false;
   const uint32_t over = state.step - 1;
   if (rule.most > 0 && over >= rule.most) return true;
   if (over < rule.at_least) return false;

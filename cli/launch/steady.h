@@ -16,6 +16,8 @@ struct SteadyRule {
   uint32_t at_least = 0;  ///< steps that must be over in any case
   uint32_t most = 0;      ///< enough in any case, as for a program that grows without end; 0 = no such bound
   std::chrono::seconds without_steps{30};  ///< a program that makes no steps: so long without a new peak
+  bool to_end = false;                     ///< only the program's own end is enough
+  std::chrono::seconds longest{0};         ///< enough in any case; 0 = no such bound
 
   bool operator==(const SteadyRule&) const = default;
 };

@@ -78,6 +78,11 @@ void redirect(const std::filesystem::path& file) {
   dup2(descriptor, STDERR_FILENO);
 }
 
+void redirect_input(const std::filesystem::path& file) {
+  const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor >= 0) dup2(descriptor, STDIN_FILENO);
+}
+
 /// In the child: waits for the run folder, then becomes the program.
 [[noreturn]] void become(const Program& program, Pipe& start, Pipe& failure, const BlockedSignals& signals) {
   // Who ends us by SIGKILL, as Python's subprocess does after its timeout, means the program, and waits for its output.
@@ -87,6 +92,7 @@ void redirect(const std::filesystem::path& file) {
   if (folder.empty()) _exit(127);  // the parent could not make one and says so itself
   apply_environment(program.environment);
   setenv(variables::kOutput, folder.c_str(), 1);
+  if (!program.input.empty()) redirect_input(program.input);
   if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
   signals.restore();
   const auto tell_parent = [&failure] { failure.close_end(1); };  // no exec does it

@@ -21,7 +21,8 @@ using Environment = std::vector<std::pair<std::string, std::optional<std::string
 struct Program {
   std::vector<std::string> arguments;  ///< the first is looked up in PATH
   Environment environment;
-  bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+  bool keeps_output = false;      ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+  std::filesystem::path input{};  ///< a file in place of our stdin; empty = ours
   std::string forked_by{};  ///< the socket of a process that forks it, see forked_program.h; empty = it is started anew
 };
 
@@ -61,7 +62,7 @@ struct Tick {
 };
 
 /// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run
-/// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdin, stdout, stderr, process group and signal
+/// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdout, stderr, stdin where it has no input of its own, process group and signal
 /// settings; signals that are sent to us meanwhile are passed on to it. Throws NotStarted if it cannot be started,
 /// and whatever `make_folder` throws: then it is not started. `tick`, if there is one, is called meanwhile.
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,

@@ -160,9 +160,9 @@ void check_exists(const fs::path& path, const char* hint) {
   if (access(path.c_str(), F_OK) == 0) return;
   const int error = errno;
   if (error == ENOENT || error == ENOTDIR) {
-    throw Error(ErrorKind::input, fmt::format("no such file or directory: '{}'", path.string()), hint);
+    throw Error(ErrorKind::usage, fmt::format("no such file or directory: '{}'", path.string()), hint);
   }
-  throw Error(ErrorKind::input, fmt::format("cannot look at '{}': {}", path.string(), std::strerror(error)));
+  throw Error(ErrorKind::usage, fmt::format("cannot look at '{}': {}", path.string(), std::strerror(error)));
 }
 
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {

@@ -27,7 +27,7 @@ namespace oomdiag {
 inline constexpr const char* kTakes =
     "give a run folder (oomdiag-<pid>), its trace, a report.json, a bundle, or a snapshot.pickle of PyTorch";
 
-/// Throws Error(input), with `hint`, if there is nothing at `path`.
+/// Throws Error(usage), with `hint`, if there is nothing at `path`.
 void check_exists(const std::filesystem::path& path, const char* hint = kTakes);
 
 /// Adds the argument that names what load_report() and load_explained() read.

@@ -194,14 +194,29 @@ std::string last_lines(const fs::path& output) {
   return text;
 }
 
+namespace {
+
+/// "ValueError: …", of a rank too: "[rank1]: torch.AcceleratorError: CUDA error: …".
+bool is_python_error(std::string_view line) {
+  if (line.starts_with("[rank")) line.remove_prefix(std::min(line.size(), line.find("]: ") + 3));
+  const std::size_t colon = line.find(':');
+  const std::string_view name = line.substr(0, colon);
+  return colon != line.npos && (name.ends_with("Error") || name.ends_with("Exception")) && name.find(' ') == name.npos;
+}
+
+}  // namespace
+
 std::string last_line(const fs::path& output) {
   std::ifstream stream(output);
-  std::string last;
+  std::string last, error;
+  bool is_of_rank = false;
   for (std::string line; std::getline(stream, line);) {
-    if (line.find_first_not_of(" \t\r") != line.npos) last = line;
+    if (line.find("ChildFailedError") != line.npos) is_of_rank = true;
+    if (!is_of_rank && is_python_error(line)) error = line;
+    if (line.find_first_not_of(" \t\r=-*") != line.npos) last = line;
   }
   constexpr std::size_t kMaxColumns = 300;
-  return printable(last, kMaxColumns);
+  return printable(is_of_rank && !error.empty() ? error : last, kMaxColumns);
 }
 
 std::string as_typed(const fs::path& path) {

@@ -81,7 +81,7 @@ void remove_empty_run(const std::filesystem::path& folder);
 /// we can say.
 std::string last_lines(const std::filesystem::path& output);
 
-/// The last line of it that says something: of a Python program the error.
+/// The last line of it that says something: of a Python program the error, and that of a rank where torchrun says that one failed.
 std::string last_line(const std::filesystem::path& output);
 
 /// The path as somebody in the current folder would type it.

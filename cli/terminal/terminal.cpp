@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "cli/process/environment.h"
+#include "profiler/counted.h"
 #include "profiler/error.h"
 #include "profiler/report/words/printable.h"
 
@@ -74,13 +75,18 @@ Progress::~Progress() {
   if (shown_) std::fputs("\033[2K\r", stderr);
 }
 
+std::string steps_text(std::string_view what, std::size_t over, std::size_t all, double seconds) {
+  if (all <= over || over == 0) return fmt::format("{}: {} so far, {:.0f} s", what, counted(over, "run"), seconds);
+  const double left = seconds / static_cast<double>(over) * static_cast<double>(all - over);
+  return fmt::format("{}: {} of about {} runs, {:.0f} s left", what, over, all, left);
+}
+
 Steps::Steps(std::string_view what) : what_(what) { line_.emplace(fmt::format("{}: first run ...", what_)); }
 
 void Steps::show(std::size_t over, std::size_t all) {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
-  const double left = over == 0 ? 0 : since.count() / static_cast<double>(over) * static_cast<double>(all - over);
   line_.reset();
-  const std::string text = fmt::format("{}: {} of about {} runs, {:.0f} s left", what_, over, all, left);
+  const std::string text = steps_text(what_, over, all, since.count());
   line_.emplace(text);
   constexpr std::chrono::seconds kBetweenLines{10};  // a log is to show that it goes on, not to fill
   const auto now = std::chrono::steady_clock::now();

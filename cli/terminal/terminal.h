@@ -51,14 +51,17 @@ class Progress {
   bool shown_ = false;
 };
 
-/// Such a line for many runs: how many are over, and about how long the rest takes. Where stderr is no terminal a line of its
+/// "fit: 4 runs so far, 35 s", or "ranks: 4 of about 8 runs, 35 s left".
+std::string steps_text(std::string_view what, std::size_t over, std::size_t all, double seconds);
+
+/// Such a line for many runs: how many are over, since when, and, where it is known how many there are, about how long the rest takes. Where stderr is no terminal a line of its
 /// own every ten seconds.
 class Steps {
  public:
   explicit Steps(std::string_view what);
 
-  /// `over` of `all` are over.
-  void show(std::size_t over, std::size_t all);
+  /// `over` of `all` are over; 0: nobody knows how many there will be.
+  void show(std::size_t over, std::size_t all = 0);
   void hide() { line_.reset(); }
   /// What `search` finds, with this line while it searches. Of an interrupted one `say_so_far` says what it found, and Interrupted goes on up.
   auto show_during(const auto& search, const auto& say_so_far) {

@@ -44,8 +44,9 @@ struct DiffOptions {
 /// Compares the GPUs that the reports are about.
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options = {});
 
-/// As people read it; `unicode` as in TextOptions.
-std::string to_text(const ReportDiff& diff, bool unicode = true);
+/// As people read it; `before` and `after` name the reports, `unicode` as in TextOptions.
+std::string to_text(const ReportDiff& diff, bool unicode = true, const std::string& before = {},
+                    const std::string& after = {});
 std::string to_json(const ReportDiff& diff);
 
 }  // namespace oomdiag

@@ -257,6 +257,9 @@ Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
   }
   result.sizes_are_guessed = !left.initial.empty() || !right.initial.empty();
   result.blocks = compare_sequence(sides, device, is_of_block);
+  result.only_frees_differ = !result.blocks.is_equal() && compare_sequence(sides, device, [](EventKind kind) {
+                                                            return kind == EventKind::alloc;
+                                                          }).is_equal();
   if (result.blocks.left_rest > 0) cut(left, sides.left_range, device, result.blocks.left_events);
   if (result.blocks.right_rest > 0) cut(right, sides.right_range, device, result.blocks.right_events);
   result.segments = compare_sequence(sides, device, is_of_segment);

@@ -42,8 +42,9 @@ struct ComparedSequence {
 
 /// Two recordings of one program: PyTorch's snapshot of a real GPU, say, and a trace of the virtual one.
 struct Comparison {
-  ComparedSequence blocks;    ///< allocs and frees by requested size
-  ComparedSequence segments;  ///< by size; best fit breaks ties by address, so these may differ by a little
+  ComparedSequence blocks;         ///< allocs and frees by requested size
+  ComparedSequence segments;       ///< by size; best fit breaks ties by address, so these may differ by a little
+  bool only_frees_differ = false;  ///< of the blocks: allocs are the same, of the same sizes and in the same order
   int64_t left_peak_bytes = 0, right_peak_bytes = 0;          ///< allocated, within what is compared
   int64_t left_reserved_bytes = 0, right_reserved_bytes = 0;  ///< at most
   std::optional<Window> window{};                             ///< where the one that begins late begins in the other

@@ -264,7 +264,7 @@ class Usage(CommandLine):
         for command in ["train"], ["doctor"]:
             self.check_error([*command, "--device", "real"], 1, "no NVIDIA GPU or no driver", "leave out --device",
                              env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
-        self.check_error(["fix", "no-such-folder"], 1, "no such file or directory: 'no-such-folder'")
+        self.check_error(["fix", "no-such-folder"], 2, "no such file or directory: 'no-such-folder'")
         (self.folder / "empty").mkdir()
         self.check_error(["fix", "empty"], 1, "does not say how its program was started")
         self.check_error(["fix", "empty", "--world-size", "2"], 2, "a rank cannot be chosen")
@@ -290,6 +290,11 @@ class Usage(CommandLine):
         self.check_error(["run", "--device", "real", "-o", "absent/report.json", "--", "true"], 2, "absent")
         self.check_error(["run"], 2, "oomdiag run")
 
+    def test_a_file_that_cannot_be_read_is_no_budget_that_is_not_kept(self):
+        (self.folder / "broken.json").write_text("{")
+        for words in (["check", "missing.json"], ["check", "broken.json"], ["check", "missing.json", "--baseline", "none.json"], ["explain", "missing.json"]):
+            self.assertEqual(self.oomdiag(*words).returncode, 2, words)
+
     def test_explain_wants_something_of_ours(self):
         (self.folder / "text").write_text("hello")
         (self.folder / "empty").touch()
@@ -297,11 +302,12 @@ class Usage(CommandLine):
         (self.folder / "cut.json").write_text('{"schema": "oomdiag-report/1", "outc')
         (self.folder / "snapshot.pickle").write_bytes(b"\x80\x04\x95")
         for name in "text", "empty", "other.json", "cut.json", "snapshot.pickle", "absent", ".":
-            self.check_error(["explain", name], 1, name, "hint: ")
-            self.check_error(["compare", name, name], 1, name, "hint: ")
+            code = 2 if name == "absent" else 1
+            self.check_error(["explain", name], code, name, "hint: ")
+            self.check_error(["compare", name, name], code, name, "hint: ")
         self.check_error(["explain", "cut.json"], 1, "it is cut off after 36 bytes")
         self.check_error(["compare", "cut.json", "cut.json"], 1, "'cut.json' is a report of oomdiag")
-        self.check_error(["explain", "absent"], 1, "no such file or directory: 'absent'")
+        self.check_error(["explain", "absent"], 2, "no such file or directory: 'absent'")
 
     def test_a_folder_that_may_not_be_read_says_so(self):
         if os.geteuid() != 0:
@@ -400,7 +406,7 @@ class Clean(CommandLine):
         for path in [self.folder / "oomdiag-11", *(self.folder / "oomdiag-11").iterdir()]:
             os.utime(path, (0, 0))
         result = self.oomdiag("clean", "--older-than", "7", str(self.folder), cwd="/")
-        self.assertIn("not that old", result.stdout)
+        self.assertIn("1 run of the last 7 days stays", result.stdout)
         self.assertFalse((self.folder / "oomdiag-11").exists())
         self.assertTrue((self.folder / "oomdiag-12-2").exists())
 

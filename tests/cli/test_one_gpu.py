@@ -69,7 +69,7 @@ class OneGpu(unittest.TestCase):
         self.check(0, "deepcnn", "models")
         self.check(0, "OOMDIAG", "env")
         self.check(0, "oomdiag", "completion", "bash")
-        self.check(1, "no such file or directory", "compare", "a.pickle", "b.pickle")
+        self.check(2, "no such file or directory", "compare", "a.pickle", "b.pickle")
         self.check(1, "absent", "watch", "absent")
 
     def test_what_runs_a_little_of_cuda_by_itself_says_that_it_fails(self):

@@ -123,6 +123,23 @@ class Quick(Fit):
         found = json.loads(self.oomdiag("fit", "--smallest-card", "--json", "--", *program, 200))
         self.assertEqual([one["fits"] for one in found["tried"]], [False, True])
 
+    def test_what_runs_out_after_the_steps_that_are_steady_does_not_fit(self):
+        later = "            if index == 14:\n                kept = torch.empty(batch << 25, dtype=torch.uint8, device='cuda')\n"
+        text = PROGRAM.replace("range(4)", "range(16)").replace("            x = torch.randn", later + "            time.sleep(0.2)\n            x = torch.randn")
+        program = self.write_program("import time\n" + textwrap.dedent(text).replace("WIDTH", "batch * length"))
+        found = self.fit("--vary", "batch=8..60", "--", *program, "{batch}")
+        border = found["largest"]["batch"]
+        self.assertIs(found["whole_run"], True)
+        self.assertIsNotNone(self.peaks(*program, border))
+        self.assertIsNone(self.peaks(*program, border + 1))
+
+    def test_each_run_has_what_stdin_has(self):
+        program = self.write_program("import sys, torch\nx = torch.empty(int(sys.stdin.read()) * int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')")
+        done = subprocess.run([OOMDIAG, "fit", *GPU, "--json", "--vary", "batch=1..2", "--", *map(str, program), "{batch}"], input="30", capture_output=True,
+                              text=True, cwd=self.folder, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual({one["batch"]: one["peak_allocated_bytes"] >> 20 for one in json.loads(done.stdout)["tried"]}, {1: 30, 2: 60})
+
     def test_estimate_asks_from_inside_of_python(self):
         self.write()
         code = """

@@ -27,6 +27,14 @@ TEST_CASE("a program that grows without end is ended nevertheless where that is 
   CHECK(is_steady({.step = 201, .peak_step = 201}, {.most = 200}));
 }
 
+TEST_CASE("a run to the program's end is ended by its time limit alone", "[cli]") {
+  const SteadyRule to_end{.to_end = true};
+  CHECK_FALSE(is_steady({.step = 500, .peak_step = 1, .since_start = seconds(900)}, to_end));
+  const SteadyRule within{.to_end = true, .longest = seconds(60)};
+  CHECK_FALSE(is_steady({.step = 500, .peak_step = 1, .since_start = seconds(59)}, within));
+  CHECK(is_steady({.step = 2, .peak_step = 2, .since_start = seconds(60)}, within));
+}
+
 TEST_CASE("a program without steps is given time", "[cli]") {
   CHECK_FALSE(is_steady({.step = 1, .peak_step = 1, .since_start = seconds(31), .since_peak = seconds(29)}, {}));
   CHECK(is_steady({.step = 1, .peak_step = 1, .since_start = seconds(35), .since_peak = seconds(31)}, {}));

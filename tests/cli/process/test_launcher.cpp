@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "cli/process/kept_input.h"
 #include "cli/process/launcher.h"
 #include "cli/reports/alive.h"
 #include "tests/catch.h"
@@ -140,4 +142,38 @@ TEST_CASE("a process that has a file mapped is distinguished from one that has n
   CHECK_FALSE(has_mapped(getpid(), folder.write("other")));
   CHECK_FALSE(has_mapped(0, file));
   munmap(map, 10);
+}
+
+TEST_CASE("what stdin has is given to each of many runs", "[cli]") {
+  const TestFolder folder;
+  int ends[2]{};
+  REQUIRE(pipe(ends) == 0);
+  REQUIRE(write(ends[1], "one\ntwo\n", 8) == 8);
+  close(ends[1]);
+  const auto file = folder.path() / "stdin";
+  CHECK(keep_input(ends[0], file).bytes == 8);
+  close(ends[0]);
+  for (int i = 0; i < 2; ++i) {
+    const Ending ending = launch({.arguments = {"sh", "-c", "exit $(grep -c .)"}, .environment = {}, .input = file},
+                                 [&](pid_t) { return folder.path(); });
+    CHECK(ending == Ending{.exit_code = 2});
+  }
+}
+
+TEST_CASE("a pipe that stays open and empty is no input, and a file is left where it stands", "[cli]") {
+  const TestFolder folder;
+  int ends[2]{};
+  REQUIRE(pipe(ends) == 0);
+  CHECK(keep_input(ends[0], folder.path() / "stdin").bytes == 0);
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "stdin"));
+  REQUIRE(write(ends[1], "one", 3) == 3);
+  const KeptInput open_still = keep_input(ends[0], folder.path() / "stdin");
+  CHECK((open_still.bytes == 3 && !open_still.is_whole));
+  close(ends[0]);
+  close(ends[1]);
+  const int file = open(folder.write("lines", "one\ntwo\n").c_str(), O_RDONLY);
+  lseek(file, 4, SEEK_SET);
+  CHECK(keep_input(file, folder.path() / "rest").bytes == 4);
+  CHECK(lseek(file, 0, SEEK_CUR) == 4);
+  close(file);
 }

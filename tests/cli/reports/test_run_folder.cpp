@@ -83,6 +83,20 @@ TEST_CASE("what a program said last is cut between characters", "[cli]") {
   CHECK(nlohmann::json(last).dump().size() > last.size());  // throws where a character was cut
 }
 
+TEST_CASE("what torchrun prints last is not what a program said, its rank's error is", "[cli]") {
+  const TestFolder run;
+  const std::string ranks =
+      "[rank1]: Traceback (most recent call last):\n[rank1]: torch.AcceleratorError: CUDA error: invalid device "
+      "ordinal\n"
+      "[rank1]: GPU device may be out of range\n";
+  const std::string torchrun =
+      "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n"
+      "ddp.py FAILED\n  traceback : To enable traceback see: https://pytorch.org\n=====\n";
+  CHECK(last_line(run.write("output.txt", ranks + torchrun)) ==
+        "[rank1]: torch.AcceleratorError: CUDA error: invalid device ordinal");
+  CHECK(last_line(run.write("output.txt", "usage: it has no --batch\n=====\n")) == "usage: it has no --batch");
+}
+
 TEST_CASE("every file that oomdiag writes into a run folder is known as such", "[cli]") {
   for (const char* name : {"trace", "report.json", "report.json.part", "run.json", "run.json.part", "fix.json"}) {
     CHECK(is_run_file(name));

@@ -113,3 +113,18 @@ TEST_CASE("another end is a difference, also where the bytes are the same", "[di
   CHECK_FALSE(found.is_empty());
   CHECK(to_text(found).find("ok before, out of memory (capacity) after") != std::string::npos);
 }
+
+TEST_CASE("no row shows a change of nothing, and the reports are named", "[diff]") {
+  const ReportDiff small{
+      .outcome_before = "ok", .outcome_after = "ok", .figures = {{"peak allocated", 10_GiB, 10_GiB + 1_MiB}}};
+  CHECK(to_text(small, true, "a.json", "b.json")
+            .starts_with("oomdiag: the reports differ: before a.json, after b.json\n"));
+  CHECK(to_text(small).find("+1.00") != std::string::npos);
+  const ReportDiff both{.outcome_before = "ok",
+                        .outcome_after = "ok",
+                        .figures = {{"peak allocated", 10_GiB, 12_GiB}},
+                        .ops = {{"aten::mm", 10_MiB, 11_MiB}}};
+  const std::string text = to_text(both);
+  CHECK(text.find("aten::mm") == text.npos);
+  CHECK(text.find("1 change of less than 0.01 GiB left out: --json\n") != text.npos);
+}

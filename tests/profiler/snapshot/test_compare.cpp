@@ -272,3 +272,15 @@ TEST_CASE("the fewest differences are found where a sequence differs at every th
   CHECK(found.only_left + found.left_rest == left.size() - right.size());
   CHECK(found.changed == 0);
 }
+
+TEST_CASE("where only the order of frees differs it is said", "[compare]") {
+  const auto freed = [](const char* first, const char* second) {
+    EventBuilder trace;
+    trace.segment(20_MiB).alloc("a", 1_MiB).alloc("b", 2_MiB).free(first).free(second);
+    return Trace(trace);
+  };
+  const Comparison found = compare(freed("a", "b"), freed("b", "a"), 0);
+  CHECK_FALSE(found.is_equal());
+  CHECK(found.only_frees_differ);
+  CHECK_FALSE(compare(run(5, 3_MiB), run(5, 4_MiB), 0).only_frees_differ);
+}
