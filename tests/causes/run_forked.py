@@ -42,8 +42,8 @@ def run(job):
     except torch.OutOfMemoryError as error:
         ended = "out_of_memory"
         sys.last_traceback = error.__traceback__  # as the interpreter keeps what ends a program
-    except BaseException:  # the parent reports it
-        ended = "failed: " + traceback.format_exc(limit=-2)
+    except BaseException as error:  # the parent reports it; a kernel that is loaded asks the driver, and not PyTorch's allocator
+        ended = "out_of_memory" if "out of memory" in str(error) else "failed: " + traceback.format_exc(limit=-2)
     if dump and ended == "ok":
         dump()
     peak = {"max_allocated": torch.cuda.max_memory_allocated(), "max_reserved": torch.cuda.max_memory_reserved()}

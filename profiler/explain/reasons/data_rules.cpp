@@ -412,9 +412,11 @@ Found find_growing_steps(const ReasonFacts& facts) {
                           data ? describe_data(*data) : short_place(failed_in(facts))),
       .bytes = grown,
       .fix = "as_much_as_before",
-      .how = {"batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
-              "grow; else at most so many rows of it",
-              "samples.clear()  # of each list that a batch is made of, once a step has used it"}};
+      .how = {
+          "batch = data[start:end]  # of this step alone, if the batch or the sequence is not meant to "
+          "grow; else at most so many rows of it",
+          "samples.clear()  # of each list that a batch is made of, once a step has used it",
+          "lengths.sort(reverse=True)  # of batches sorted by length the longest first: later ones reuse its memory"}};
 }
 
 namespace {

@@ -692,7 +692,8 @@ class MiniLM(nn.Module):
         return x[:, 0] * 1.0
 
 
-@expected("fragmentation", fix="as large", thread="rapidsai/crossfit#18", memory=1200)
+# Its writer expected fragmentation, which steps that need more and more lead to: the screen says "why" and "because".
+@expected("growing_steps", fix="longest first", thread="rapidsai/crossfit#18", memory=1200)
 @torch.no_grad()
 def embed_corpus(fixed=False):
     """`SortedSeqLoader` yields short sequences first: each batch is larger than the ones before, so it can't use the blocks allocated for
