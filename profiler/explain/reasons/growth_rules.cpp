@@ -170,8 +170,9 @@ std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const std::s
     const bool is_tensor = kept != facts.device.referrers.end() && !kept->is_scalar();
     if (lines.empty() && is_tensor) lines.push_back(fmt::format("{0} = {0}.detach()  # at the end of the step", name));
     if (lines.empty())
-      lines.push_back(fmt::format("{} += loss.item()  # of a tensor: loss.detach()",
-                                  name.empty() || name == "loss" ? "total" : name));
+      lines.push_back(fmt::format("{0} += {1}.item()  # of a tensor: {1}.detach()",
+                                  name.empty() || name == "loss" ? "total" : name,
+                                  name.empty() || contains_one_of(name, {"loss", "total"}) ? "loss" : "added"));
     return lines;
   }
   if (name.ends_with("_buffers"))

@@ -230,13 +230,15 @@ Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs, s
             .fix = "break_cycle",
             .piles_up = true};
   }
+  std::vector<std::string> how{
+      fmt::format("gc.collect()  # after each {}; or no cycle: weakref.ref(self) in callbacks and hooks", after)};
+  if (after == "step")
+    how.emplace_back("x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor");
   return {.text = text + ", which wait for Python's garbage collector",
           .bytes = bytes,
           .kept_by = kKeeper,
           .fix = "collect_garbage",
-          .how = {fmt::format("gc.collect()  # after each {}; or no cycle: weakref.ref(self) in callbacks and hooks",
-                              after),
-                  "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor"},
+          .how = std::move(how),
           .piles_up = true};
 }
 

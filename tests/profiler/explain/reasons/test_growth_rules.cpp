@@ -16,7 +16,7 @@ TEST_CASE("who keeps the graph of each step is said by name, and so is what hand
   auto reason = find_reason({.device = device, .growths = growths});
   REQUIRE(reason);
   CHECK(reason->text == variable + " keeps the graph of each step, 10.00 MiB per step");
-  CHECK(reason->how == std::vector<std::string>{"energies += loss.item()  # of a tensor: loss.detach()"});
+  CHECK(reason->how == std::vector<std::string>{"energies += added.item()  # of a tensor: added.detach()"});
 
   device.referrers = {
       {.variable = "attribute 'model.state' in run_dynamics (simulate_all_systems.py:463)", .nodes = 1}};
@@ -41,7 +41,7 @@ TEST_CASE("all sums that keep graphs are named, each with its line", "[explain][
   REQUIRE(reason);
   CHECK(reason->text ==
         "variables 'total', 'errors' in fit (fit.py:5) keep the graph of each step, 10.00 MiB per step");
-  CHECK(reason->how.back().starts_with("errors += loss.item()"));
+  CHECK(reason->how.back().starts_with("errors += added.item()"));
 }
 
 TEST_CASE("what functools.lru_cache keeps of each step is let go by its cache_clear()", "[explain][reasons]") {
