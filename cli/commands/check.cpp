@@ -13,6 +13,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/diff/budget.h"
 #include "profiler/error.h"
+#include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {

@@ -14,7 +14,6 @@
 #include "cli/terminal/sizes.h"
 #include "profiler/counted.h"
 #include "profiler/explain/words/bytes_text.h"
-#include "profiler/replay/allocator/settings.h"
 #include "profiler/report/text/table.h"
 
 namespace oomdiag {
