@@ -175,7 +175,8 @@ void sort_fixes(std::vector<MeasuredFix>& fixes, const Before& before, std::opti
 std::string why_not_run(const Change& change, const Before& before);
 
 /// The fixes that a report `offered` and nobody ran, with the reason.
-std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std::vector<MeasuredFix>& tried);
+std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std::vector<MeasuredFix>& tried,
+                                      const Before& before);
 
 /// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
 /// was run.

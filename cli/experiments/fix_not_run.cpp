@@ -11,6 +11,15 @@
 namespace oomdiag {
 namespace {
 
+constexpr const char* kNoCure = "not run: in a leak only what stops the growth is a fix";
+
+// Each run of a leak is as long as that which ran out, and shows of most changes only that it grows all the same.
+bool is_no_cure_of_leak(const std::string& id, const Before& before) {
+  const FixRow* const row = find_fix(id);
+  const bool leaks = before.grows && before.cause == name_of(CauseKind::leak);
+  return leaks && row != nullptr && !row->cures_reason && !row->cures_growth;
+}
+
 std::vector<std::string> ids_of(const MeasuredFix& fix) {
   std::vector<std::string> ids;
   std::ranges::transform(fix.changes, std::back_inserter(ids), &Change::id);
@@ -45,22 +54,21 @@ std::string why_offered_was_not_run(const Fix& offered, const std::vector<Measur
 
 }  // namespace
 
-// Each run of a leak is as long as that which ran out, and shows of most changes only that it grows all the same.
 std::string why_not_run(const Change& change, const Before& before) {
   if (!change.missing.empty()) return change.missing;
-  const bool leaks = before.grows && before.cause == name_of(CauseKind::leak);
-  if (leaks && !change.cures && !find_fix(change.id)->cures_growth)
-    return "not run: in a leak only what stops the growth is a fix";
-  return {};
+  return is_no_cure_of_leak(change.id, before) ? kNoCure : "";
 }
 
-std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std::vector<MeasuredFix>& tried) {
+std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std::vector<MeasuredFix>& tried,
+                                      const Before& before) {
   std::vector<MeasuredFix> list;
   for (const Fix& fix : offered) {
     const bool is_known = was_tried(fix, tried) || was_tried(fix, list);
     const std::vector<std::string> ids = fix.ids.empty() ? std::vector{fix.id} : fix.ids;
     if (is_known || std::ranges::any_of(ids, [](const std::string& id) { return find_fix(id) == nullptr; })) continue;
     MeasuredFix one{.changes = {}, .unproved = why_offered_was_not_run(fix, tried), .lines = fix.how};
+    const bool is_no_cure = std::ranges::all_of(ids, [&](const auto& id) { return is_no_cure_of_leak(id, before); });
+    if (is_no_cure) one.unproved = kNoCure, one.lines.clear();
     std::ranges::transform(ids, std::back_inserter(one.changes), change_of);
     if (one.changes.size() == 1) {
       Change& change = one.changes.front();

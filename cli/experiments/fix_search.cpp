@@ -162,7 +162,7 @@ Fixed Search::run() {
     interrupted_by = interrupted.signal;
   }
   sort_fixes(fixes_, runs_.before(), runs_.target().batch);
-  for (MeasuredFix& fix : list_not_run(runs_.offered(), fixes_)) fixes_.push_back(std::move(fix));
+  for (MeasuredFix& fix : list_not_run(runs_.offered(), fixes_, runs_.before())) fixes_.push_back(std::move(fix));
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   return {.before = runs_.before(),
           .fixes = fixes_,

@@ -100,13 +100,16 @@ TEST_CASE("what a report offers and nobody ran is listed with the reason", "[cli
       {.id = "sdpa", .label = "SDPA", .how = {"y = …"}, .predicted_peak_bytes = 7, .at_least = true},
       {.id = "sdpa", .label = "SDPA"},
       {.id = "half_batch", .label = "half the batch"}};
-  const std::vector<MeasuredFix> not_run = list_not_run(offered, {measured("fused_optimizer", 1)});
+  const std::vector<MeasuredFix> not_run = list_not_run(offered, {measured("fused_optimizer", 1)}, {});
   REQUIRE(not_run.size() == 2);
   CHECK(not_run[0].label() == "SDPA");
   CHECK(not_run[0].lines == std::vector<std::string>{"y = …"});
   CHECK(not_run[0].predicted_at_least());
   CHECK(not_run[0].unproved.find("lines have to be written") != std::string::npos);
   CHECK(not_run[1].unproved.find("--batch N") != std::string::npos);
+  const auto in_leak = list_not_run(offered, {}, {.cause = "leak", .grows = true});
+  CHECK(in_leak[1].unproved == "not run: in a leak only what stops the growth is a fix");
+  CHECK(in_leak[1].lines.empty());
 }
 
 TEST_CASE("in a leak only what stops the growth is run", "[cli]") {
