@@ -15,6 +15,7 @@
 #include "profiler/explain/batch.h"
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/findings.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
 

@@ -11,6 +11,7 @@
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "cli/experiments/fix.h"
+#include "cli/launch/steady.h"
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "cli/device/device.h"
-#include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
 #include "cli/experiments/fix_runs.h"
