@@ -12,6 +12,7 @@
 #include "cli/commands/fix.h"
 #include "cli/device/device.h"
 #include "cli/device/gpus.h"
+#include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fix_plan.h"
 #include "cli/experiments/search_rows.h"
@@ -62,6 +63,15 @@ void set_device(Target& target, const DeviceChoice& choice, const Install& insta
   }
 }
 
+/// How far the run came that `report` is about; nothing of a snapshot, which does not count steps.
+std::optional<RecordedRun> recorded_run_of(const Report& report, const DeviceOptions& asked) {
+  const ReportOfDevice* const device = main_device_of(report);
+  if (report.snapshot || device == nullptr) return std::nullopt;
+  return RecordedRun{.place = report.outcome == "ok" ? "" : place_of_failure(*device),
+                     .step = step_to_reach(report),
+                     .is_same = asked.device.empty() && asked.memory.empty()};
+}
+
 /// GPU and settings of a report or a snapshot, which have no program that could be run.
 Target read_target_of_file(const FixOptions& options, const Install& install) {
   const Explained from = load_explained(options.folder);
@@ -74,7 +84,7 @@ Target read_target_of_file(const FixOptions& options, const Install& install) {
     device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
-  Target target{.program = options.program};
+  Target target{.program = options.program, .recorded = recorded_run_of(report, options.device)};
   if (options.batch > 0) target.batch = options.batch;
   set_device(target, choose_device(device, install), install);
   const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
@@ -107,14 +117,14 @@ void recognise_model(Target& target, const std::optional<int64_t>& recorded_batc
 /// Command, GPU and settings of the recorded run; what the command line says goes before.
 Target read_target(const FixOptions& options, const Install& install) {
   const RunConfig config = read_run_config(options.folder);
+  const Report report = load_report(options.folder);
   DeviceOptions device = options.device;
   if (device.device.empty()) {
-    device.device =
-        config.device == "real" ? virtual_name(load_report(options.folder), options.folder, install) : config.device;
+    device.device = config.device == "real" ? virtual_name(report, options.folder, install) : config.device;
     if (device.memory.empty() && config.memory_bytes > 0) device.memory = std::to_string(config.memory_bytes);
     device.clocked |= config.clocked;
   }
-  Target target{.program = config.program, .rank = config.rank};
+  Target target{.program = config.program, .rank = config.rank, .recorded = recorded_run_of(report, options.device)};
   set_device(target, choose_device(device, install), install);
   recognise_model(target, config.batch, install);
   if (options.batch > 0 && !target.batch) {
@@ -262,14 +272,15 @@ int fix(FixOptions options) {
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<FixOptions>();
   CLI::App& command = *app.add_subcommand("fix", "find fixes for an out of memory, each one proved by a run");
-  set_help(command,
-           {.example = "oomdiag fix --device rtx4090 -- python train.py",
-            .about = "Applies each fix to the unchanged program, runs it on a virtual GPU and measures it.\n"
-                     "FOLDER is that of a run, by default of the newest here: its command, GPU and settings are "
-                     "taken. Of a report.json or a\n"
-                     "snapshot.pickle GPU and settings are, and the program is named.\n"
-                     "Exit code: 0 a fix makes it fit, 3 none does, 1 failed.",
-            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | [FOLDER] | FILE -- PROGRAM [...] | --model NAME)"});
+  set_help(
+      command,
+      {.example = "oomdiag fix --device rtx4090 -- python train.py",
+       .about = "Applies each fix to the unchanged program, runs it on a virtual GPU and measures it.\n"
+                "FOLDER is that of a run, by default of the newest here: its command, GPU and settings are "
+                "taken. Of a report.json or a\n"
+                "snapshot.pickle GPU and settings are, and the program is named.\n"
+                "Exit code: 0 a fix makes it fit, 3 none does, 1 failed, as where the program does not run out again.",
+       .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | [FOLDER] | FILE -- PROGRAM [...] | --model NAME)"});
   command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
       ->type_name("FOLDER");
   add_model_options(command, options->model);

@@ -15,6 +15,7 @@
 #include "profiler/explain/batch.h"
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/findings.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
 
@@ -32,13 +33,14 @@ std::optional<Report> run_for_report(DiagnosisRequest request, const Install& in
   return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
 }
 
-// A run with ample memory says nothing of fragmentation. Its one fix is an environment variable: it is tried.
-void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
+// A run with ample memory says nothing of fragmentation. Its one fix is an environment variable: it is tried, beyond the
+// step that failed.
+void try_expandable_segments(Report& failed, DiagnosisRequest request, uint32_t step, const Install& install) {
   ReportOfDevice& device = *main_device_of(failed);
   const auto fix = std::find_if(device.fixes.begin(), device.fixes.end(),
                                 [](const Fix& one) { return one.id == "expandable_segments"; });
   if (fix == device.fixes.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
-  request.steady = SteadyRule{.most = kMaxSteps};
+  request.steady = until_step(step);
   for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
   const std::optional<Report> tried = run_for_report(std::move(request), install);
   const ReportOfDevice* const device_tried = tried ? main_device_of(*tried) : nullptr;
@@ -51,19 +53,18 @@ void try_expandable_segments(Report& failed, DiagnosisRequest request, const Ins
 
 void take_complete_run(Diagnosis& failed, const VirtualHost& host, const DiagnosisRequest& request,
                        const Install& install) {
-  uint32_t step = 1;
   for (const ReportOfDevice& device : failed.report->devices) {
     if (device.cause && device.cause->kind == CauseKind::leak) return;  // what grows without end has no whole run
-    if (device.failure) step = std::max(step, device.failure->step);
   }
+  const uint32_t step = std::max<uint32_t>(1, step_to_reach(*failed.report));
   DiagnosisRequest again = request;
   again.device = {.device = with_ample_memory(host)};
   again.judged_bytes = host.bytes_of_device();
-  again.steady = SteadyRule{.at_least = step, .most = std::max(kMaxSteps, step + 1)};
+  again.steady = until_step(step);
   const std::optional<Report> whole = run_for_report(std::move(again), install);
   if (!whole || whole->outcome != "ok") return;
   take_whole_run(*failed.report, *whole);
-  try_expandable_segments(*failed.report, request, install);
+  try_expandable_segments(*failed.report, request, step, install);
   keep_json(*failed.report, failed.folder);
 }
 
@@ -85,6 +86,18 @@ std::optional<FailingBatch> find_failing_batch(const Report& fitted,
   } catch (const Interrupted&) {  // what is known without it is still worth showing
     return {};
   }
+}
+
+uint32_t step_to_reach(const Report& report) {
+  uint32_t step = 0;
+  const bool failed = std::ranges::any_of(report.devices, [](const auto& one) { return one.failure.has_value(); });
+  for (const ReportOfDevice& device : report.devices) {
+    const bool has_steps =
+        std::ranges::any_of(device.phases, [](const PhasePeak& one) { return one.phase == Phase::optimizer; });
+    if (!has_steps || (failed && !device.failure)) continue;
+    step = std::max(step, device.failure ? device.failure->step : device.peak.step);
+  }
+  return step;
 }
 
 VirtualHost with_ample_memory(VirtualHost host) {

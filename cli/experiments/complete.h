@@ -10,8 +10,9 @@
 
 namespace oomdiag {
 
-/// Steps after which a run with ample memory is ended though its peak still rises: it grows without end.
-constexpr uint32_t kMaxSteps = 200;
+/// The optimizer step in which a run ran out of memory, else that of its peak: a run that is to be compared with it goes to
+/// the end of that. 0 = none: steps of a program without an optimizer are nothing that a SteadyRule counts.
+uint32_t step_to_reach(const Report& report);
 
 /// The same devices with more memory than any program takes.
 VirtualHost with_ample_memory(VirtualHost host);

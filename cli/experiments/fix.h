@@ -10,6 +10,7 @@
 #include "cli/experiments/experiment.h"
 #include "cli/launch/ranks.h"
 #include "cli/process/launcher.h"
+#include "profiler/explain/findings.h"
 #include "profiler/explain/fixes/fixes.h"
 #include "profiler/explain/fixes/program_facts.h"
 #include "profiler/explain/reason.h"
@@ -18,6 +19,13 @@
 // oomdiag fix: fixes, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
 namespace oomdiag {
 
+/// The run that is to be fixed.
+struct RecordedRun {
+  std::string place{};   ///< where it ran out of memory, "forward, step 41"; empty: it did not
+  uint32_t step = 0;     ///< that each run with a fix has to reach, see step_to_reach()
+  bool is_same = false;  ///< the GPU and its memory are as they were: the program has to run out again
+};
+
 /// A program that is to be helped, and how it is run.
 struct Target {
   std::vector<std::string> program{};  ///< may hold {batch}
@@ -25,9 +33,10 @@ struct Target {
   bool proves_on_real = false;         ///< a run without more memory is made on the real GPU
   Environment environment{};
   std::optional<SingleRank> rank{};  ///< of a job whose others are not there
-  std::optional<int64_t> batch{};    ///< of {batch}
-  bool takes_amp = false;            ///< one of the samples, with --amp
-  bool accumulates = false;          ///< one of the samples, with --accumulate
+  std::optional<RecordedRun> recorded{};
+  std::optional<int64_t> batch{};  ///< of {batch}
+  bool takes_amp = false;          ///< one of the samples, with --amp
+  bool accumulates = false;        ///< one of the samples, with --accumulate
 };
 
 /// What look.py reported; nothing where it cannot be read.
@@ -36,6 +45,9 @@ ProgramProfile read_profile(const std::vector<nlohmann::json>& reported);
 /// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
 /// a checkpoint must do without) does not count.
 bool same_shapes(const nlohmann::json& a, const nlohmann::json& b);
+
+/// Whether each process of a job gave outputs of the same shapes in both runs, as far as both came.
+bool same_outputs(const ProgramProfile::Outputs& a, const ProgramProfile::Outputs& b);
 
 /// One change to the program.
 struct Change {
@@ -52,8 +64,9 @@ struct Change {
   std::optional<int64_t> batch{};           ///< for {batch}
   std::vector<std::string> lines{};         ///< that a user writes; those of injected ones report theirs
   std::optional<int64_t> predicted_peak_bytes{};
-  std::string missing{};  ///< what it needs and is not there: it is not run
-  bool cures = false;     ///< what is behind the failure: it is run on the GPU first
+  bool predicted_at_least = false;  ///< that is a lower bound
+  std::string missing{};            ///< what it needs and is not there: it is not run
+  bool cures = false;               ///< what is behind the failure: it is run on the GPU first
 
   bool changes_batch() const { return group == "batch"; }
   bool offloads_blocks() const { return id == "offload_blocks"; }
@@ -68,6 +81,8 @@ struct StepCost {
   bool operator==(const StepCost&) const = default;
 };
 StepCost cost_of_step(const Report& report);
+
+struct Before;
 
 /// One or several changes together, and what came of them.
 struct MeasuredFix {
@@ -86,6 +101,9 @@ struct MeasuredFix {
   double extra_forward() const;
   std::optional<int64_t> recomputed_ops() const;
   std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
+  bool predicted_at_least() const;
+  /// Whether it is the cure of the reason, by whichever row.
+  bool cures(const Before& before) const;
   /// How many steps take the samples of one step before: a smaller batch has more.
   double steps_for_one(const StepCost& before, std::optional<int64_t> batch) const;
   /// The time of these steps over that of the one before.
@@ -100,12 +118,13 @@ struct Before {
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t available_bytes = 0;                      ///< what PyTorch may take of the GPU
   StepCost step{};                                  ///< of the whole run
-  bool is_whole = true;                             ///< the whole run was seen
-  bool grows = false;                               ///< from step to step
-  std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
-  std::optional<Reason> reason{};                   ///< what of the program is behind the failure
-  std::vector<std::string> stack{};                 ///< calls that led to it, "train.py:31 in forward", innermost first
-  uint32_t failing_step = 0;                        ///< in which it ran out of memory
+  bool is_whole = true;                             ///< what it needs was seen, not only what it had when it failed
+  uint32_t stopped_at_step = 0;  ///< that run was ended in this step, its peak being steady; 0 = it ended by itself
+  bool grows = false;            ///< from step to step
+  std::vector<std::string> code_changes{};  ///< what only a change to the code can cure: the line that keeps
+  std::optional<Reason> reason{};           ///< what of the program is behind the failure
+  std::vector<std::string> stack{};         ///< calls that led to it, "train.py:31 in forward", innermost first
+  uint32_t failing_step = 0;                ///< in which it ran out of memory
 };
 
 struct Fixed {
@@ -148,6 +167,16 @@ Change expandable_segments();
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
 /// the product of their shares.
 std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before);
+
+/// Those that help first: of them the cure of the reason, then the fastest; then the others by their peak.
+void sort_fixes(std::vector<MeasuredFix>& fixes, const Before& before, std::optional<int64_t> batch);
+
+/// Why no run is made of it; empty: one is.
+std::string why_not_run(const Change& change, const Before& before);
+
+/// The fixes that a report `offered` and nobody ran, with the reason.
+std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std::vector<MeasuredFix>& tried,
+                                      const Before& before);
 
 /// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
 /// was run.

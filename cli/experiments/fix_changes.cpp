@@ -20,13 +20,14 @@ namespace {
 
 constexpr int64_t kFewestLayers = 4;  ///< of an nn.Sequential that is cut into parts
 
-std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
+void take_prediction(Change& change, const Report& whole) {
   for (const ReportOfDevice& device : whole.devices) {
-    for (const Fix& fix : device.fixes) {
-      if (fix.id == id) return fix.predicted_peak_bytes;
-    }
+    const auto fix = std::ranges::find(device.fixes, change.id, &Fix::id);
+    if (fix == device.fixes.end() || fix->frees_bytes) continue;  // what it frees is no peak
+    change.predicted_peak_bytes = fix->predicted_peak_bytes;
+    change.predicted_at_least = fix->at_least;
+    return;
   }
-  return std::nullopt;
 }
 
 int compute_major_of(const Target& target) {
@@ -165,7 +166,8 @@ ProgramProfile read_profile(const std::vector<nlohmann::json>& reported) try {
   ProgramProfile profile;
   for (const nlohmann::json& line : reported) {
     if (line.contains("keeps_gradients")) profile.keeps_gradients = true;
-    if (line.contains("output")) profile.outputs.push_back(line["output"]);
+    if (line.contains("reads_input")) profile.reads_input = true;
+    if (line.contains("output")) profile.outputs[line.value("rank", 0)].push_back(line["output"]);
     if (line.contains("loader") && line["loader"]["batch_size"].is_number_integer()) {
       profile.loader_batch = std::max(profile.loader_batch, line["loader"]["batch_size"].get<int64_t>());
     }
@@ -218,6 +220,16 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
   });
 }
 
+bool same_outputs(const ProgramProfile::Outputs& a, const ProgramProfile::Outputs& b) {
+  return std::ranges::all_of(a, [&](const auto& of_rank) {
+    const auto& [rank, outputs] = of_rank;
+    const auto other = b.find(rank);
+    if (other == b.end()) return true;
+    const auto both = static_cast<std::ptrdiff_t>(std::min(outputs.size(), other->second.size()));
+    return std::equal(outputs.begin(), outputs.begin() + both, other->second.begin(), same_shapes);
+  });
+}
+
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before) {
   const ProgramFacts program = facts_of(target, profile, whole, before);
@@ -233,9 +245,7 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
     changes.push_back(change);
   }
   add_of_batches(changes, profile, target);
-  for (Change& change : changes) {
-    change.predicted_peak_bytes = predicted(whole, change.id);
-  }
+  for (Change& change : changes) take_prediction(change, whole);
   std::ranges::stable_sort(changes, {}, &Change::cost);
   return changes;
 }

@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
+#include "cli/device/device.h"
 #include "cli/experiments/fix.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/report/report.h"
 
 // Which changes to try together: peaks are taken to fall by the product of the shares that were measured. The true peak can
@@ -120,6 +123,23 @@ std::optional<int64_t> MeasuredFix::recomputed_ops() const {
 
 std::optional<int64_t> MeasuredFix::predicted_peak_bytes() const {
   return changes.size() == 1 ? changes.front().predicted_peak_bytes : std::nullopt;
+}
+
+bool MeasuredFix::predicted_at_least() const { return changes.size() == 1 && changes.front().predicted_at_least; }
+
+bool MeasuredFix::cures(const Before& before) const {
+  if (changes.size() != 1) return false;
+  return changes.front().cures || (before.reason && is_run_as(before.reason->fix, changes.front().id));
+}
+
+void sort_fixes(std::vector<MeasuredFix>& fixes, const Before& before, std::optional<int64_t> batch) {
+  const auto rank = [&](const MeasuredFix& fix) {
+    const std::optional<double> slowdown = fix.helps() ? fix.slowdown(before.step, batch) : std::nullopt;
+    const int64_t peak = fix.helps() ? 0 : fix.measured_peak_bytes.value_or(kMaxGpuBytes);
+    return std::tuple(!fix.helps(), !(fix.helps() && fix.cures(before)), fix.helps() && !slowdown, slowdown.value_or(0),
+                      fix.helps() ? fix.cost() : 0, peak);
+  };
+  std::ranges::stable_sort(fixes, {}, rank);
 }
 
 bool Fixed::helped() const {

@@ -4,18 +4,20 @@
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/explain/findings.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {
 namespace {
 
-/// Where the report has `measured`, or what it was predicted from: that may be called otherwise.
+/// Where the report has `measured`, or what it was predicted from: that may be called otherwise, as the cure that stands for it.
 Fix* find_measured(std::vector<Fix>& fixes, const std::string& id, const MeasuredFix& measured) {
-  Fix* const same = find_same(fixes, id, measured.label());
-  if (same != nullptr || !measured.predicted_peak_bytes()) return same;
-  const auto predicted = std::ranges::find(fixes, id, &Fix::id);
-  return predicted == fixes.end() ? nullptr : &*predicted;
+  if (Fix* const same = find_same(fixes, id, measured.label())) return same;
+  const auto found = std::ranges::find_if(fixes, [&](const Fix& one) {
+    return (measured.predicted_peak_bytes() && one.id == id) || is_run_as(one.id, id);
+  });
+  return found == fixes.end() ? nullptr : &*found;
 }
 
 /// A fix that the report does not name yet is added to it; a combination has the ids of its parts joined.

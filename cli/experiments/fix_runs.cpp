@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 
 #include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fit.h"
 #include "cli/experiments/fix.h"
+#include "cli/launch/steady.h"
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
@@ -67,11 +70,13 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
   request.fixes.push_back({"look", nlohmann::json::object()});
   if (request.batch) request.program = fill_in(std::move(request.program), {{"batch", *request.batch}});
   if (place == Place::gpu && target_.proves_on_real) request.device = {};
+  request.steady.at_least = step_;
   if (place == Place::with_ample_memory) {
     request.judged_bytes = target_.device.bytes_of_device();
     request.device = {.device = with_ample_memory(target_.device)};
-    request.steady.most = kMaxSteps;
+    request.steady = until_step(step_);
   }
+  request.steady.without_steps = std::max(request.steady.without_steps, time_);
   return request;
 }
 
@@ -91,34 +96,71 @@ void FixRuns::make(const std::vector<ExperimentRequest>& requests,
   for (std::size_t i = 0; i < experiments.size(); ++i) take(i, experiments[i]);
 }
 
-// A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
-void FixRuns::profile_the_complete_run(bool keeps_step) {
-  std::vector<ExperimentRequest> requests{request({}, Place::gpu), request({}, Place::with_ample_memory)};
-  requests.back().keeps_step = keeps_step;
-  std::vector<Experiment> experiments(requests.size());
-  make(requests, [&](std::size_t i, const Experiment& experiment) { experiments[i] = experiment; });
-  const Experiment &first = experiments[0], &whole = experiments[1];
+void FixRuns::require_same_failure(const Experiment& first) const {
   if (!first.passed() && !first.ran_out()) {
     throw Error(ErrorKind::environment, fmt::format("the program fails, and not for want of memory: {}", first.why),
                 "all that it says is shown by: oomdiag run -- PROGRAM");
   }
+  const auto& recorded = target_.recorded;
+  if (!recorded || !recorded->is_same || recorded->place.empty() || first.ran_out()) return;
+  const bool reads_input = read_profile(first.reported).reads_input;
+  throw Error(ErrorKind::environment,
+              fmt::format("the program does not run out of memory again, as it did in {}: {}", recorded->place,
+                          reads_input ? "it reads stdin, which its runs do not have"
+                                      : "what it does depends on chance, on time or on something outside of it"),
+              reads_input ? "give it as a file, which each run reads from its beginning: oomdiag fix FOLDER < FILE"
+                          : "fix random seeds, give it the same files, and record it again: oomdiag run -- PROGRAM");
+}
+
+// The program that is to be fixed may run out late, as after an epoch: each run goes as far as that one did. Where nobody knows
+// how far that is, the first one shows it; the complete run, which is made beside it, is made anew where it ended earlier.
+// A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
+void FixRuns::profile_the_complete_run(bool keeps_step) {
+  const auto complete_run = [&] {
+    ExperimentRequest complete = request({}, Place::with_ample_memory);
+    complete.keeps_step = keeps_step;
+    return complete;
+  };
+  std::vector<ExperimentRequest> requests{request({}, Place::gpu), complete_run()};
+  if (!target_.recorded) requests.front().steady.at_least = kMaxSteps;
+  std::vector<Experiment> experiments(requests.size());
+  make(requests, [&](std::size_t i, const Experiment& experiment) { experiments[i] = experiment; });
+  const Experiment &first = experiments[0], &whole = experiments[1];
+  require_same_failure(first);
+  if (first.ran_out()) {
+    step_ = std::max(step_, step_to_reach(*first.report));
+    time_ = std::chrono::seconds(std::llround(2 * first.seconds));
+    const bool is_early = whole.stopped_at_step > 0 && whole.stopped_at_step <= step_;
+    if (is_early) make({complete_run()}, [&](std::size_t, const Experiment& again) { experiments[1] = again; });
+  }
+  take_before(first, whole);
+}
+
+void FixRuns::take_before(const Experiment& first, const Experiment& whole) {
   before_.outcome = first.outcome;
   before_.place = first.place;
   const bool was_cut_short = whole.stopped_at_step > 0 && whole.passed() && grows(*whole.report);
   before_.is_whole = whole.passed() && !was_cut_short && !is_share_of_gpu(whole.allocated_bytes, whole.total_bytes);
-  const Experiment& seen = before_.is_whole ? whole : first;
+  whole_ = before_.is_whole ? whole : first;
+  profile_ = read_profile(whole.reported);
+  weigh_blocks(profile_, *whole_.report);
+  const Experiment& seen = first.passed() ? first : whole_;  // what fits shows its need on the GPU, too
+  before_.stopped_at_step = seen.stopped_at_step;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
   before_.available_bytes = first.available_bytes(first.total_bytes);
   before_.step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.non_pytorch_bytes;
-  profile_ = read_profile(whole.reported);
-  whole_ = seen;
-  weigh_blocks(profile_, *whole_.report);
-  if (!first.ran_out()) return;
-  const ReportOfDevice& device = first.report->devices[first.report->main_device];
-  if (device.cause) before_.cause = name_of(device.cause->kind);
+  const ReportOfDevice* const main = main_device_of(*first.report);
+  if (main == nullptr) return;
+  const ReportOfDevice& device = *main;
   before_.grows = !device.growth.empty();
+  if (before_.grows && first.passed()) before_.code_changes = list_code_changes(device);
+  if (!first.ran_out()) return;
+  offered_ = device.fixes;
+  if (const ReportOfDevice* const complete = main_device_of(*whole_.report); complete != nullptr && before_.is_whole)
+    offered_.insert(offered_.end(), complete->fixes.begin(), complete->fixes.end());
+  if (device.cause) before_.cause = name_of(device.cause->kind);
   before_.reason = device.reason;
   if (device.failure) {
     before_.stack = device.failure->stack;
@@ -142,10 +184,7 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
   if (!experiment.passed() && !experiment.ran_out()) return experiment.why;
   const bool same_batch =
       std::none_of(fix.changes.begin(), fix.changes.end(), [](const Change& change) { return change.changes_batch(); });
-  const std::vector<nlohmann::json> outputs = read_profile(experiment.reported).outputs;
-  const std::size_t both = std::min(outputs.size(), profile_.outputs.size());
-  if (same_batch && !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both),
-                                profile_.outputs.begin(), same_shapes)) {
+  if (same_batch && !same_outputs(read_profile(experiment.reported).outputs, profile_.outputs)) {
     return "the outputs of the model have other shapes with it";
   }
   return {};

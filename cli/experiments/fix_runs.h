@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,11 +20,14 @@ class FixRuns {
   enum class Place { gpu, with_ample_memory };
 
   FixRuns(const Target& target, Experiments& experiments, const OnDone& on_done)
-      : target_(target), experiments_(experiments), on_done_(on_done) {}
+      : target_(target),
+        experiments_(experiments),
+        on_done_(on_done),
+        step_(target.recorded ? target.recorded->step : 0) {}
 
   /// Runs the program as it is, on the GPU and with ample memory: before(), profile() and whole(). `keeps_step`: of the
   /// complete run the allocations of its step, too. Throws Error(environment) if it fails for another reason than
-  /// memory.
+  /// memory, or does not run out as it did when it was recorded.
   void profile_the_complete_run(bool keeps_step = false);
 
   ExperimentRequest request(const std::vector<Change>& changes, Place place) const;
@@ -40,6 +44,8 @@ class FixRuns {
   /// The report on the complete run; where there is none that on the run on the GPU.
   const Report& whole() const { return *whole_.report; }
   const Experiment& whole_run() const { return whole_; }
+  /// The fixes that the report on the failure names, and that on the complete run.
+  const std::vector<Fix>& offered() const { return offered_; }
   /// The report on the complete run, if there is one and the program runs out on the GPU.
   std::optional<Report> complete_run_of_failed() const {
     const bool is_complete = before_.is_whole && before_.outcome == "out_of_memory";
@@ -47,6 +53,8 @@ class FixRuns {
   }
 
  private:
+  void require_same_failure(const Experiment& first) const;
+  void take_before(const Experiment& first, const Experiment& whole);
   std::optional<std::vector<std::string>> lines_of_framework(const MeasuredFix& fix) const;
   std::string why_unproved(const MeasuredFix& fix, const Experiment& experiment) const;
 
@@ -55,7 +63,10 @@ class FixRuns {
   const OnDone& on_done_;
   Before before_;
   ProgramProfile profile_;
+  uint32_t step_ = 0;             ///< that each run has to be through before a steady peak may end it
+  std::chrono::seconds time_{0};  ///< likewise, of a program that makes no steps: so long without a new peak
   Experiment whole_;
+  std::vector<Fix> offered_;
 };
 
 }  // namespace oomdiag

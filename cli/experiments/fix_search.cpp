@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "cli/device/device.h"
-#include "cli/experiments/complete.h"
 #include "cli/experiments/experiment.h"
 #include "cli/experiments/fix.h"
 #include "cli/experiments/fix_runs.h"
@@ -55,10 +54,11 @@ void Search::run_and_take(const std::vector<std::size_t>& which, const std::vect
   } catch (const Interrupted&) {
     for (std::size_t i = 0; i < which.size(); ++i) {
       MeasuredFix& fix = fixes_[which[i]];
-      if (!is_over[i] && fix.measured_peak_bytes) {
-        fix.unproved = fmt::format("{} GiB with more memory; it was not run on the device itself",
-                                   to_gib(*fix.measured_peak_bytes));
-      }
+      if (is_over[i] || !fix.unproved.empty()) continue;
+      fix.unproved = fix.measured_peak_bytes
+                         ? fmt::format("{} GiB with more memory; it was not run on the device itself",
+                                       to_gib(*fix.measured_peak_bytes))
+                         : "it ran out of memory; it was not run with more memory";
     }
     throw;
   }
@@ -133,10 +133,11 @@ bool Search::any_fits() const {
 void Search::search() {
   std::vector<std::vector<Change>> singles;
   for (const Change& change : list_changes(runs_.target(), runs_.profile(), runs_.whole(), runs_.before())) {
-    if (change.missing.empty()) {
+    const std::string why = why_not_run(change, runs_.before());
+    if (why.empty()) {
       singles.push_back({change});
     } else {
-      fixes_.push_back({.changes = {change}, .unproved = change.missing});
+      fixes_.push_back({.changes = {change}, .unproved = why});
     }
   }
   measure(singles);
@@ -159,16 +160,8 @@ Fixed Search::run() {
   } catch (const Interrupted& interrupted) {
     interrupted_by = interrupted.signal;
   }
-  const auto slowdown = [this](const MeasuredFix& fix) {
-    return fix.slowdown(runs_.before().step, runs_.target().batch);
-  };
-  std::stable_sort(fixes_.begin(), fixes_.end(), [&](const MeasuredFix& a, const MeasuredFix& b) {
-    if (a.helps() != b.helps()) return a.helps();
-    if (a.helps() && slowdown(a) && slowdown(b)) return *slowdown(a) < *slowdown(b);
-    if (a.helps())
-      return slowdown(a).has_value() != slowdown(b).has_value() ? slowdown(a).has_value() : a.cost() < b.cost();
-    return a.measured_peak_bytes.value_or(kMaxGpuBytes) < b.measured_peak_bytes.value_or(kMaxGpuBytes);
-  });
+  sort_fixes(fixes_, runs_.before(), runs_.target().batch);
+  for (MeasuredFix& fix : list_not_run(runs_.offered(), fixes_, runs_.before())) fixes_.push_back(std::move(fix));
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   return {.before = runs_.before(),
           .fixes = fixes_,

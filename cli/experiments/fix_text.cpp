@@ -18,7 +18,7 @@ namespace oomdiag {
 namespace {
 
 constexpr std::size_t kLabelColumns = 42;
-constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
+constexpr std::size_t kMaxLabel = 100, kMaxLine = 200;
 
 /// What the meter counted, times the steps that take as many samples as one did.
 std::optional<int64_t> for_as_many_samples(const std::optional<int64_t>& of_step, double steps) {
@@ -34,22 +34,38 @@ std::string extra_flops(const MeasuredFix& fix, const StepCost& before, double s
   return std::abs(extra) < 0.0005 ? "none" : fmt::format("{:+.{}f} %", 100 * extra, std::abs(extra) < 0.1 ? 1 : 0);
 }
 
+std::string predicted_text(const MeasuredFix& fix) {
+  return (fix.predicted_at_least() ? "≥ " : "") + to_gib(fix.predicted_peak_bytes());
+}
+
 std::string row(const MeasuredFix& fix, const StepCost& before, std::optional<int64_t> batch) {
   const double steps = fix.steps_for_one(before, batch);
   return fmt::format("    {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n",
-                     padded(printable(fix.label(), kLabelColumns), kLabelColumns), to_gib(fix.predicted_peak_bytes()),
+                     padded(printable(fix.label(), kLabelColumns), kLabelColumns), predicted_text(fix),
                      to_gib(fix.measured_peak_bytes), to_gib(fix.measured_reserved_bytes),
                      fix.fits ? (fix.still_grows ? "grows" : "yes") : "no",
                      milliseconds_text(for_as_many_samples(fix.step.time_ns, steps)), extra_flops(fix, before, steps),
                      fix.changes_numerics() ? "changed" : "same");
 }
 
+std::string headline_of_what_fits(const Before& before, const std::string& gpu) {
+  if (before.grows) return fmt::format("oomdiag: it fits on {}, and grows from step to step: change the code\n", gpu);
+  if (before.stopped_at_step == 0) return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", gpu);
+  return fmt::format("oomdiag: it fits on {} as far as it was run, until its peak was steady in step {}\n", gpu,
+                     before.stopped_at_step);
+}
+
+/// Which run the figures are of.
+std::string extent_of(const Before& before) {
+  if (before.outcome != "ok" && !before.is_whole) return "at least: no whole run could be seen";
+  if (before.stopped_at_step == 0) return "measured: a whole run";
+  return fmt::format("measured: a run until its peak was steady in step {}", before.stopped_at_step);
+}
+
 std::string headline(const Fixed& fixed, const Target& target) {
   const std::string gpu = describe(target.device);
   const Before& before = fixed.before;
-  if (before.outcome == "ok") {
-    return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", gpu);
-  }
+  if (before.outcome == "ok") return headline_of_what_fits(before, gpu);
   const auto fitting =
       std::count_if(fixed.fixes.begin(), fixed.fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
   if (before.grows && fitting == 0) {
@@ -78,19 +94,21 @@ std::string unproved(const Fixed& fixed) {
   std::string text;
   for (const MeasuredFix& fix : fixed.fixes) {
     if (fix.unproved.empty()) continue;
-    text += fmt::format("    {}: {}\n", printable(fix.label(), kLabelColumns), printable(fix.unproved, 120));
+    const std::string predicted =
+        fix.predicted_peak_bytes() ? fmt::format(", {} GiB predicted", predicted_text(fix)) : "";
+    text += fmt::format("    {}{}: {}\n", printable(fix.label(), kMaxLabel), predicted, printable(fix.unproved, 120));
+    for (const std::string& line : fix.lines) text += "      " + printable(line, kMaxLine) + "\n";
   }
   return text.empty() ? text : "\n  not proved\n" + text;
 }
 
 std::string lines_to_write(const Fixed& fixed) {
   std::string text;
-  std::size_t written = 0;
   for (const MeasuredFix& fix : fixed.fixes) {
-    if (!fix.helps() || fix.lines.empty() || written == kMaxWritten) continue;
-    ++written;
+    const bool says_it = fix.lines.size() == 1 && fix.lines.front() == fix.label();  // "--batch 128"
+    if (!fix.helps() || fix.lines.empty() || says_it) continue;
     text += fmt::format("\n  {}, as you would write it\n", fix.label());
-    for (const std::string& line : fix.lines) text += "    " + printable(line, 200) + "\n";
+    for (const std::string& line : fix.lines) text += "    " + printable(line, kMaxLine) + "\n";
   }
   return text;
 }
@@ -100,10 +118,9 @@ std::string lines_to_write(const Fixed& fixed) {
 std::string to_text(const Fixed& fixed, const Target& target, const std::string& command) {
   const Before& before = fixed.before;
   std::string text = headline(fixed, target) + "\n";
-  const std::string whole = before.is_whole ? "measured: a whole run" : "at least: no whole run could be seen";
-  text +=
-      fmt::format("  required GPU memory  {} GiB ({}): {} GiB allocated, {} GiB reserved at most\n",
-                  to_gib(before.required_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
+  text += fmt::format("  required GPU memory  {} GiB ({}): {} GiB allocated, {} GiB reserved at most\n",
+                      to_gib(before.required_bytes), extent_of(before), to_gib(before.allocated_bytes),
+                      to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
     text += fmt::format("  runs out in {}; PyTorch may take {} GiB of the GPU\n", before.place,
                         to_gib(before.available_bytes));
@@ -143,7 +160,9 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"step_flops", optional_json(before.step.flops)},
                     {"step_bus_bytes", optional_json(before.step.bus_bytes)},
                     {"step_time_ns", optional_json(before.step.time_ns)},
-                    {"whole_run", before.is_whole},
+                    {"whole_run", before.is_whole && before.stopped_at_step == 0},
+                    {"stopped_at_step", before.stopped_at_step},
+                    {"grows", before.grows},
                     {"code_changes", before.code_changes}};
   json["fixes"] = Json::array();
   for (const MeasuredFix& fix : fixed.fixes) {
@@ -154,6 +173,7 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
         {{"ids", ids},
          {"label", fix.label()},
          {"predicted_peak_bytes", optional_json(fix.predicted_peak_bytes())},
+         {"predicted_at_least", fix.predicted_at_least()},
          {"measured_peak_bytes", optional_json(fix.measured_peak_bytes)},
          {"measured_reserved_bytes", optional_json(fix.measured_reserved_bytes)},
          {"step_flops", optional_json(fix.step.flops)},
@@ -162,7 +182,7 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
          {"extra_bus_bytes", difference(for_as_many_samples(fix.step.bus_bytes, steps), before.step.bus_bytes)},
          {"step_time_ns", optional_json(fix.step.time_ns)},
          {"slowdown", optional_json(fix.slowdown(before.step, target.batch))},
-         {"fits", fix.fits},
+         {"fits", fix.unproved.empty() ? Json(fix.fits) : Json(nullptr)},
          {"still_grows", fix.still_grows},
          {"extra_forward", fix.extra_forward()},
          {"recomputed_ops", optional_json(fix.recomputed_ops())},

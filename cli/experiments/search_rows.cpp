@@ -91,7 +91,8 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
                                .available_bytes = before.available_bytes,
                                .fits = before.outcome == "ok",
                                .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
-  if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
+  if (before.outcome != "ok" && !before.is_whole)
+    append_note(rows.front().note, "at least: no whole run could be seen");
   for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.available_bytes));
   return rows;
 }

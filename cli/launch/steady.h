@@ -22,6 +22,14 @@ struct SteadyRule {
   bool operator==(const SteadyRule&) const = default;
 };
 
+/// Steps after which a run with ample memory is ended though its peak still rises: it grows without end.
+inline constexpr uint32_t kMaxSteps = 200;
+
+/// Of a run with ample memory that is to show all that a run did until the end of `step`.
+constexpr SteadyRule until_step(uint32_t step) {
+  return {.at_least = step, .most = step < kMaxSteps ? kMaxSteps : step + 1};
+}
+
 /// What was seen of a run so far.
 struct SteadyState {
   uint32_t step = 0;       ///< that runs

@@ -1,6 +1,7 @@
 #include "profiler/cost/step_work.h"
 
 #include <algorithm>
+#include <map>
 
 #include "profiler/cost/communication.h"
 #include "profiler/cost/metered_operator.h"
@@ -67,11 +68,18 @@ void add_work(StepWork& step, const MeteredOperator& metered, const DeviceRates*
            metered.count, is_beside);
 }
 
-/// The newest step that was over and began with a forward pass; 0 where no step was.
+/// The newest of the steps that were over and have a forward pass; of those whose forward makes as many calls as that of most:
+/// the step in which an evaluation falls is not one like the others. 0 where no step was.
 int64_t find_last_step(const MeteredRun& run) {
-  int64_t last = 0;
+  std::map<int64_t, int64_t> calls;  // of forward, by step
   for (const MeteredOperator& metered : run.operators) {
-    if (metered.step <= run.steps && metered.phase == "forward") last = std::max(last, metered.step);
+    if (metered.step <= run.steps && metered.phase == "forward") calls[metered.step] += metered.count;
+  }
+  std::map<int64_t, int64_t> alike;  // steps, by their calls
+  for (const auto& [step, count] : calls) ++alike[count];
+  int64_t last = 0, most = 0;
+  for (const auto& [step, count] : calls) {
+    if (alike[count] >= most) last = step, most = alike[count];
   }
   return last;
 }

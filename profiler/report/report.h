@@ -724,7 +724,8 @@ struct ReportWork {
 void visit_fields(auto& visit, Either<ReportWork> auto& value) {
   visit.object("work",
                "What a complete step of a metered run does, and the time that a model gives it (docs/cost.md).");
-  visit({"step", "the last complete one; 0: the program had no steps, and this is all that it did"}, value.step);
+  visit({"step", "the last complete one that is like most; 0: the program had no steps, and this is all that it did"},
+        value.step);
   visit_work(visit, value);
   visit({"flops_by_dtype", "the same by dtype"}, value.flops_by_dtype);
   visit({"not_metered", "calls that compute products of which there is no rule"}, value.not_metered);

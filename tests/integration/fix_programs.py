@@ -42,6 +42,20 @@ for index in range(4):
     optimizer.step()
 """ + _TELL
 
+# It runs out after 8 steps, in an evaluation whose graphs are kept.
+LATE = _BLOCKS + """
+model = Net().cuda()
+# HERE
+optimizer = torch.optim.AdamW(model.parameters(), OPTIONS)
+def evaluate():
+    return sum(model(torch.randn(4096, 512, device="cuda")).square().mean() for _ in range(4))
+for index in range(8):
+    optimizer.zero_grad(set_to_none=True)
+    model(torch.randn(4096, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+evaluate()
+""" + _TELL
+
 # Most of it is parameters, their gradients and what the optimizer makes of them.
 OPTIMIZER = _BLOCKS + """
 model = Net(width=2048, depth=4).cuda()

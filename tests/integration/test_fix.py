@@ -96,6 +96,24 @@ class Quick(Fix):
         self.assertEqual(found["checkpoint"]["recomputed_ops"], 36)  # of 6 blocks: two linears with their transposes, ReLU, add
         self.assertEqual(found["autocast_bf16"]["recomputed_ops"], 0)
 
+    def test_what_runs_out_late_is_run_as_far_as_that(self):
+        program = self.write(fix_programs.as_it_is(fix_programs.LATE))
+        self.oomdiag("run", *GPU, "--memory", "700MiB", "--no-progress", "--", "python", program)
+        folder, = self.folder.rglob("oomdiag-[0-9]*")
+        result = self.oomdiag("fix", folder, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertEqual(found["before"]["place"], "forward, step 9")
+        first = found["fixes"][0]
+        self.assertEqual((first["ids"], first["fits"]), (["no_grad_in_evaluation"], True))
+        self.assertAlmostEqual(first["slowdown"], 1, delta=0.05)  # of the steps that have no evaluation
+
+        program.write_text("import sys\n" + program.read_text().replace("\nevaluate()", "\nif sys.stdin.read(): evaluate()"))
+        refused = subprocess.run([OOMDIAG, "fix", folder], capture_output=True, text=True, cwd=self.folder, timeout=800,
+                                 stdin=subprocess.DEVNULL)
+        self.assertEqual(refused.returncode, 1, refused.stdout)
+        self.assertIn("does not run out of memory again, as it did in forward, step 9: it reads stdin", refused.stderr)
+
     @unittest.skipUnless(importlib.util.find_spec("bitsandbytes"), "bitsandbytes is not among the test programs of this torch")
     def test_moments_of_8_bits_take_what_they_take_where_they_are_pasted(self):
         program = fix_programs.OPTIMIZER
@@ -193,7 +211,7 @@ class Quick(Fix):
             import sys, torch
             import torch.nn.functional as F
             sys.path.insert(0, sys.argv[1])
-            from oomdiag_fixes.chunked_cross_entropy import CrossEntropyInChunks, cross_entropy
+            from oomdiag_fixes.chunked_loss import CrossEntropyInChunks, cross_entropy
             torch.manual_seed(0)
             for reduction in "mean", "sum":
                 x, y = torch.randn(4100, 1100), torch.randint(0, 1100, (4100,))
@@ -279,7 +297,7 @@ class Slow(Fix):
     def test_gpt2(self):
         found = self.check_pasted(fix_programs.GPT2, 0.8)
         self.assertTrue(found["checkpoint"]["fits"])
-        self.assertIsNotNone(found["chunked_cross_entropy"]["measured_peak_bytes"])
+        self.assertIsNotNone(found["chunked_loss"]["measured_peak_bytes"])
 
     def test_a_llama_of_a_billion_parameters_in_bf16(self):
         found = self.check_pasted(fix_programs.LLAMA, 0.9)

@@ -46,6 +46,11 @@ bool cures_reason(std::string_view id) {
   return row != nullptr && row->cures_reason;
 }
 
+bool is_run_as(std::string_view cure, std::string_view id) {
+  const FixRow* const row = find_fix(cure);
+  return row != nullptr && !row->has_module && !row->same_as.empty() && row->same_as == id;
+}
+
 std::vector<std::string> split_lines(std::string_view lines) {
   std::vector<std::string> list;
   while (!lines.empty()) {

@@ -75,6 +75,9 @@ const FixRow* find_fix(std::string_view id);
 /// Whether it is the cure of a reason, and proposed with that alone.
 bool cures_reason(std::string_view id);
 
+/// Whether `cure` has no module of its own, and that of `id`, which is the same change, is run in its place.
+bool is_run_as(std::string_view cure, std::string_view id);
+
 /// `lines` one by one.
 std::vector<std::string> split_lines(std::string_view lines);
 

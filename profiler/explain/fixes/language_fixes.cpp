@@ -135,7 +135,7 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
 }
 
 std::optional<ModuleSettings> where_logits_are_many(const ProgramFacts& program) {
-  constexpr int64_t kManyLogits = 1 << 22;  // as in chunked_cross_entropy.py
+  constexpr int64_t kManyLogits = 1 << 22;  // as in chunked_loss.py
   return unless(!program.profile.has_root || program.profile.logits < kManyLogits || !program.runs_backward);
 }
 
@@ -152,18 +152,21 @@ constexpr FixRow kLanguageFixes[] = {
     {.id = "chunked_cross_entropy",
      .label = "cross-entropy in chunks",
      .group = "loss",
-     .has_module = true,
      .formula = "logits, probabilities and their gradients / 8",
      .cost_text = "the last layer's forward runs twice",
      .lines = "# pip install liger-kernel: LigerFusedLinearCrossEntropyLoss, or by hand:\n"
               "loss_of_chunk = lambda h, y: F.cross_entropy(head(h), y, reduction=\"sum\")\n"
               "loss = sum(torch.utils.checkpoint.checkpoint(loss_of_chunk, h, y, use_reentrant=False)\n"
               "           for h, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
-     .in_plans = true,
      .predict = use_chunked_cross_entropy,
-     .configure = where_logits_are_many,
      .in_frameworks = {{"transformers", "TrainingArguments(…, use_liger_kernel=True)  # pip install liger-kernel"},
                        {"trl", "SFTConfig(…, use_liger_kernel=True)  # pip install liger-kernel"}}},
+    {.id = "chunked_loss",  // what can be done to a program that has made its logits already
+     .label = "loss in chunks of the logits",
+     .group = "loss",
+     .has_module = true,
+     .in_plans = true,
+     .configure = where_logits_are_many},
     {.id = "half_sequence",
      .label = "sequences of half the length",
      .group = "sequence",

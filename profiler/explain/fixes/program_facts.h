@@ -18,6 +18,8 @@ namespace oomdiag {
 
 /// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.
 struct ProgramProfile {
+  /// Shapes of what the outermost modules gave, by the rank of the process. They may differ from rank to rank.
+  using Outputs = std::map<int, std::vector<nlohmann::json>>;
   /// A module that is one of several alike, and can be run again in backward.
   struct Block {
     std::string container, path;
@@ -32,16 +34,17 @@ struct ProgramProfile {
   std::map<std::string, int64_t, std::less<>> modules{};
   int64_t bytes_of_float32 = 0;  ///< parameters
   bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
-  bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
-  bool has_adam = false;                  ///< torch.optim.Adam or AdamW
-  bool has_8bit = false;                  ///< a package that brings optimizers of 8 bits
-  std::string sequential{};               ///< path of the nn.Sequential with most plain layers; empty: the model itself
-  int64_t layers = 0;                     ///< of it
-  std::string batch_option{};             ///< of its command line, "--batch-size"; empty: it takes none
-  int64_t batch_of_option = 0;            ///< its value
-  int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
-  int64_t loader_batch = 0;               ///< the largest of a DataLoader
-  std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
+  bool has_optimizer = false;   ///< of torch.optim, neither fused nor with foreach off
+  bool has_adam = false;        ///< torch.optim.Adam or AdamW
+  bool has_8bit = false;        ///< a package that brings optimizers of 8 bits
+  std::string sequential{};     ///< path of the nn.Sequential with most plain layers; empty: the model itself
+  int64_t layers = 0;           ///< of it
+  std::string batch_option{};   ///< of its command line, "--batch-size"; empty: it takes none
+  int64_t batch_of_option = 0;  ///< its value
+  int64_t logits = 0;           ///< elements of the largest [N, C] that a cross-entropy took
+  int64_t loader_batch = 0;     ///< the largest of a DataLoader
+  bool reads_input = false;     ///< its stdin
+  Outputs outputs{};
 
   int64_t count_modules(std::string_view of_class) const {
     const auto found = modules.find(of_class);

@@ -1,4 +1,6 @@
+#include "cli/experiments/complete.h"
 #include "cli/experiments/fix.h"
+#include "cli/launch/steady.h"
 #include "cli/reports/reports.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/fixes/fixes.h"
@@ -71,6 +73,73 @@ TEST_CASE("as few blocks are checkpointed as should do, those first that keep mo
   CHECK(fewest_checkpoints(profile, 1000, 400, 800) == 1);
   CHECK(fewest_checkpoints(profile, 1000, 400, 700) == 2);
   CHECK(fewest_checkpoints(profile, 1000, 400, 410) == 3);
+}
+
+TEST_CASE("outputs of a job are compared rank by rank, in whatever order its processes report", "[cli]") {
+  const auto line = [](int rank, int rows) { return nlohmann::json{{"output", {rows, 2}}, {"rank", rank}}; };
+  const auto outputs = [](const std::vector<nlohmann::json>& lines) { return read_profile(lines).outputs; };
+  const auto before = outputs({line(0, 8), line(1, 16), line(0, 8)});
+  CHECK(same_outputs(outputs({line(1, 16), line(0, 8)}), before));
+  CHECK_FALSE(same_outputs(outputs({line(1, 8), line(0, 8)}), before));
+}
+
+TEST_CASE("the cure of the reason stands first among what fits, however long its step seems", "[cli]") {
+  Before before{.step = {.time_ns = 100}, .reason = Reason{.fix = "fused_or_single"}};
+  std::vector<MeasuredFix> fixes{measured("autocast_bf16", 500), measured("fused_optimizer", 900), measured("sgd", 10)};
+  for (MeasuredFix& one : fixes) one.fits = one.changes[0].id != "sgd";
+  fixes[0].step.time_ns = 50, fixes[1].step.time_ns = 300;
+  sort_fixes(fixes, before, {});
+  CHECK(fixes[0].changes[0].id == "fused_optimizer");
+  CHECK(fixes[1].changes[0].id == "autocast_bf16");
+  CHECK(fixes[2].changes[0].id == "sgd");
+}
+
+TEST_CASE("what a report offers and nobody ran is listed with the reason", "[cli]") {
+  const std::vector<Fix> offered{
+      {.id = "fused_or_single", .label = "fused"},
+      {.id = "sdpa", .label = "SDPA", .how = {"y = …"}, .predicted_peak_bytes = 7, .at_least = true},
+      {.id = "sdpa", .label = "SDPA"},
+      {.id = "half_batch", .label = "half the batch"}};
+  const std::vector<MeasuredFix> not_run = list_not_run(offered, {measured("fused_optimizer", 1)}, {});
+  REQUIRE(not_run.size() == 2);
+  CHECK(not_run[0].label() == "SDPA");
+  CHECK(not_run[0].lines == std::vector<std::string>{"y = …"});
+  CHECK(not_run[0].predicted_at_least());
+  CHECK(not_run[0].unproved.find("lines have to be written") != std::string::npos);
+  CHECK(not_run[1].unproved.find("--batch N") != std::string::npos);
+  const auto in_leak = list_not_run(offered, {}, {.cause = "leak", .grows = true});
+  CHECK(in_leak[1].unproved == "not run: in a leak only what stops the growth is a fix");
+  CHECK(in_leak[1].lines.empty());
+}
+
+TEST_CASE("in a leak only what stops the growth is run", "[cli]") {
+  const Before leak{.cause = "leak", .grows = true};
+  CHECK_FALSE(why_not_run(change_of("autocast_bf16"), leak).empty());
+  CHECK(why_not_run(change_of("collect_garbage"), leak).empty());
+  CHECK(why_not_run(change_of("autocast_bf16"), {.cause = "capacity"}).empty());
+}
+
+TEST_CASE("a run goes to the step in which the recorded one ran out, or had its peak", "[cli]") {
+  Report report{.devices = {{}, {}}};
+  report.devices[0].peak.step = 7;
+  CHECK(step_to_reach(report) == 0);  // no optimizer: its steps are calls
+  for (ReportOfDevice& device : report.devices) device.phases = {{.step = 1, .phase = Phase::optimizer}};
+  CHECK(step_to_reach(report) == 7);
+  report.devices[1].failure.emplace().step = 5;
+  CHECK(step_to_reach(report) == 5);
+  CHECK(until_step(5) == SteadyRule{.at_least = 5, .most = kMaxSteps});
+  CHECK(until_step(663) == SteadyRule{.at_least = 663, .most = 664});
+}
+
+TEST_CASE("a cure that is run as another row keeps its own row in the report", "[cli]") {
+  const TestFolder folder;
+  Report report{.outcome = "out_of_memory", .devices = {{}}};
+  report.devices[0].fixes = {{.id = "fused_or_single", .label = "a fused optimizer"}};
+  keep_json(report, folder.path());
+  remember({.before = {}, .fixes = {measured("fused_optimizer", 510)}}, "{}", folder.path());
+  const std::vector<Fix> fixes = load_report(folder.path()).devices.at(0).fixes;
+  REQUIRE(fixes.size() == 1);
+  CHECK(fixes[0].measured_peak_bytes == 510);
 }
 
 TEST_CASE("shapes are the same where both have them", "[cli]") {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "profiler/cost/operator_work.h"
@@ -292,6 +294,19 @@ TEST_CASE("the work of a run is that of its last complete step, without what was
   CHECK(step->phases.at("forward").launches == 2);
   CHECK(step->modules.at(3).launches == 3);
   CHECK(step->has_time);
+}
+
+TEST_CASE("a step in which an evaluation falls does not stand for the others", "[cost]") {
+  std::string text = "steps\t4\n";
+  for (const char* const step : {"1", "2", "3", "4"}) {
+    const bool evaluates = *step == '1' || *step == '4';
+    text += fmt::format("{}\tforward\t3\taten::relu\t{}\tFloat:4:100 > Float:4:100\n", step, evaluates ? 5 : 2);
+    if (*step == '4') text += "4\tforward\t3\taten::mm\t1\tFloat:4:8x8 Float:4:8x8 > Float:4:8x8\n";
+  }
+  const auto step = work_of_last_step(parse_metered_run(text), nullptr, true);
+  REQUIRE(step);
+  CHECK(step->step == 3);
+  CHECK(step->all.launches == 2);
 }
 
 TEST_CASE("a program without steps is reported as a whole, unless it broke off", "[cost]") {

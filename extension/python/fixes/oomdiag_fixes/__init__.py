@@ -7,6 +7,16 @@ something to change. What it writes nothing of was not applied.
 import importlib
 import json
 import os
+import sys
+
+
+def _rank():
+    """Of the process in its job; 0 outside of jobs."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
 
 
 def report(**what):
@@ -16,7 +26,7 @@ def report(**what):
         return
     try:
         with open(os.path.join(folder, "fixes"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(what) + "\n")
+            file.write(json.dumps(what | {"rank": _rank()}) + "\n")
     except OSError:  # the disk is full, the program has no file descriptor left
         pass
 

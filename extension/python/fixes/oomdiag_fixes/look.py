@@ -3,6 +3,8 @@ import argparse
 import collections
 import functools
 import importlib.util
+import io
+import sys
 
 import torch
 from torch import nn
@@ -166,10 +168,39 @@ def _watch_arguments():
     argparse.ArgumentParser.parse_known_args = parse_known_args
 
 
+class _WatchedInput(io.FileIO):
+    """Reports the first read."""
+
+    is_reported = False
+
+    def _report(self):
+        if not self.is_reported:
+            self.is_reported = True
+            report(reads_input=True)
+
+    def readinto(self, buffer):
+        self._report()
+        return super().readinto(buffer)
+
+    def readall(self):
+        self._report()
+        return super().readall()
+
+
+def _watch_input():
+    """sys.stdin over a file that reports. What is read by the descriptor itself, as by another program, is not seen."""
+    plain = sys.stdin
+    if not isinstance(plain, io.TextIOWrapper) or plain.fileno() != 0:
+        return
+    file = _WatchedInput(0, "r", closefd=False)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(file), encoding=plain.encoding, errors=plain.errors)
+
+
 def apply(_settings):
     report(has_8bit=any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")))
     on_root(_report_root)
     _watch_arguments()
+    _watch_input()
     _watch_loaders()
     _watch_losses()
     _watch_optimizers()

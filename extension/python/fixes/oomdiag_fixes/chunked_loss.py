@@ -58,7 +58,7 @@ def apply(_settings):
         loss = cross_entropy(_plain, *arguments, **keywords)
         if not reported and loss.grad_fn is not None and "CrossEntropyInChunks" in type(loss.grad_fn).__name__:
             reported = True
-            report_applied("chunked_cross_entropy", _LINES)
+            report_applied("chunked_loss", _LINES)
         return loss
 
     F.cross_entropy = in_chunks
