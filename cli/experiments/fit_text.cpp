@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <ranges>
 
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/fit.h"
@@ -24,13 +23,14 @@ using Json = nlohmann::ordered_json;
 /// The last one with these values that was on such a GPU, which went the furthest; of those that had more memory one that
 /// shows that they fit.
 const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values, int64_t memory_bytes = 0) {
-  const FitRun* learned = nullptr;
-  for (const FitRun& run : std::views::reverse(runs)) {
-    if (run.values != values) continue;
-    if (!run.learns && run.memory_bytes == memory_bytes) return &run;
-    if (run.learns && memory_bytes == 0 && learned == nullptr && fits(run) == Fits::yes) learned = &run;
-  }
-  return learned;
+  const auto measured = std::find_if(runs.rbegin(), runs.rend(), [&](const FitRun& run) {
+    return run.values == values && !run.learns && run.memory_bytes == memory_bytes;
+  });
+  if (measured != runs.rend()) return &*measured;
+  const auto learned = std::find_if(runs.rbegin(), runs.rend(), [&](const FitRun& run) {
+    return run.values == values && run.learns && memory_bytes == 0 && fits(run) == Fits::yes;
+  });
+  return learned == runs.rend() ? nullptr : &*learned;
 }
 
 Values values_at(const std::string& variable, const LargestValue& largest) {
@@ -294,7 +294,7 @@ std::string known_of(const FitRun& run) {
   if (experiment.ran_out()) return "out of memory in " + experiment.place;
   if (!experiment.passed()) return experiment.why;
   const std::string allocated = to_gib(experiment.allocated_bytes) + " GiB allocated";
-  const std::string reserved = fmt::format("{}, {} GiB reserved", allocated, to_gib(experiment.reserved_bytes));
+  std::string reserved = fmt::format("{}, {} GiB reserved", allocated, to_gib(experiment.reserved_bytes));
   if (run.learns && run.values.empty()) return reserved;  // no GPU was named
   const std::string available = to_gib(experiment.available_bytes(run.gpu_bytes));
   switch (fits(run)) {

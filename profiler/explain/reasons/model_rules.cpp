@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <utility>
 
 #include "profiler/explain/facts/common_referrers.h"
@@ -151,20 +150,23 @@ Found find_several_models(const ReasonFacts& facts) {
     return layers_that_stay(facts, model, *twins);
   const std::string list = find_list_of_models(facts, *twins);
   const std::vector<std::string> older = list.empty() ? list_older_models(facts, *twins) : std::vector<std::string>();
-  std::vector<std::string> lines = lines_for_models(
+  std::vector<std::string> lines;
+  for (const std::string& one : older)
+    lines.push_back(
+        fmt::format("del {}  # before the next model; and what refers to its parameters: its optimizer, "
+                    "scheduler and trainer",
+                    variable_name(one)));
+  const std::vector<std::string> others = lines_for_models(
       facts, older.empty()
                  ? "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"
                  : fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()",
                                variable_name(older.front())));
   if (!list.empty())
-    lines.insert(lines.begin(),
-                 fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
-                             "stay on the GPU",
-                             list));
-  for (const std::string& one : older | std::views::reverse)
-    lines.insert(lines.begin(), fmt::format("del {}  # before the next model; and what refers to its parameters: its "
-                                            "optimizer, scheduler and trainer",
-                                            variable_name(one)));
+    lines.push_back(
+        fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
+                    "stay on the GPU",
+                    list));
+  lines.insert(lines.end(), others.begin(), others.end());
   return Reason{
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
                           twins->models, with_unit(twins->bytes)),
