@@ -246,6 +246,7 @@ int fix(FixOptions options) {
   const Target target = make_target(options, install);
   Experiments experiments(install);
   if (options.never_forks) experiments.never_fork();
+  if (options.model.model.empty()) experiments.keep_stdin();
   Steps steps(options.fastest ? "fit" : "fix");
   const auto on_done = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
   const std::string command = fmt::format("{}", fmt::join(target.program, " "));

@@ -108,7 +108,7 @@ void FixRuns::require_same_failure(const Experiment& first) const {
               fmt::format("the program does not run out of memory again, as it did in {}: {}", recorded->place,
                           reads_input ? "it reads stdin, which its runs do not have"
                                       : "what it does depends on chance, on time or on something outside of it"),
-              reads_input ? "give it as a file, which each run reads from its beginning: oomdiag fix FOLDER < FILE"
+              reads_input ? "give it once more, for each run to read: oomdiag fix FOLDER < FILE"
                           : "fix random seeds, give it the same files, and record it again: oomdiag run -- PROGRAM");
 }
 

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,19 +32,11 @@ struct Worker {
   int answer = -1;  ///< file that it writes to
 };
 
-/// Our stdin from its beginning, where it is a file; else what is empty.
-int open_input() {
-  struct stat status {};
-  const bool is_file = fstat(STDIN_FILENO, &status) == 0 && S_ISREG(status.st_mode);
-  const int input = is_file ? open("/proc/self/fd/0", O_RDONLY) : -1;
-  return input >= 0 ? input : open("/dev/null", O_RDONLY);
-}
-
 [[noreturn]] void do_work(const std::function<std::string()>& work, int answer, const BlockedSignals& signals) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   signals.restore();
-  const int input = open_input();
-  if (input >= 0) dup2(input, STDIN_FILENO);
+  const int nothing = open("/dev/null", O_RDONLY);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
   try {
     const std::string text = work();
     if (write(answer, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(1);

@@ -18,7 +18,7 @@ struct Interrupted {
 using TakeAnswer = std::function<void(std::size_t, std::optional<std::string>)>;
 
 /// Runs each of `works` in a process of its own, at most `at_once` at a time, and gives each answer to `take` when it is there.
-/// Their stdin is ours from its beginning where that is a file, else empty. A signal that ends us ends all of them, with whatever they started, at once: then throws Interrupted.
+/// They have no stdin. A signal that ends us ends all of them, with whatever they started, at once: then throws Interrupted.
 /// Not for programs that have threads.
 void run_each_in_a_process(const std::vector<std::function<std::string()>>& works, int at_once, const TakeAnswer& take);
 
