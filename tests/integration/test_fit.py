@@ -121,7 +121,7 @@ class Quick(Fit):
     def test_a_program_that_never_ends_is_ended_once_its_peak_is_steady(self):
         program = self.write_program("import itertools\n" + textwrap.dedent(PROGRAM).replace("WIDTH", "batch * length").replace("range(4)", "itertools.count()"))
         found = json.loads(self.oomdiag("fit", "--smallest-card", "--json", "--", *program, 200))
-        self.assertEqual([one["fits"] for one in found["tried"]], [False, True])
+        self.assertEqual([one["fits"] for one in found["tried"]], [False, True, True])  # the last one for a minute
 
     def test_what_runs_out_after_the_steps_that_are_steady_does_not_fit(self):
         later = "            if index == 14:\n                kept = torch.empty(batch << 25, dtype=torch.uint8, device='cuda')\n"
