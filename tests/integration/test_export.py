@@ -446,7 +446,8 @@ class Gates(Runs):
         cls.larger, _ = cls.train("--model", "resnet50", "--device", "rtx4090", "--batch", "48")
 
     def test_the_same_program_twice_is_no_difference_and_a_larger_batch_is_one(self):
-        self.assertEqual(oomdiag("diff", self.fits, self.again, folder=self.base).stdout, "oomdiag: no difference\n")
+        self.assertEqual(oomdiag("diff", self.fits, self.again, folder=self.base).stdout,
+                         f"oomdiag: no difference: before {self.fits}, after {self.again}\n")
         words = oomdiag("diff", self.fits, self.larger, folder=self.base, code=1).stdout
         self.assertIn("peak allocated", words)
         self.assertRegex(words, r"\n    activation +[0-9.]+ +[0-9.]+ +\+[0-9.]+\n")
