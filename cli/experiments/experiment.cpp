@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "cli/experiments/complete.h"
 #include "cli/experiments/executor.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
@@ -69,7 +70,7 @@ void take_figures(Experiment& experiment) {
   experiment.memory_fraction = device->device.memory_fraction();
   experiment.needed_bytes = needed_bytes(*device);
   experiment.place = place_of_failure(*device);
-  experiment.failed_at_step = device->failure ? device->failure->step : device->peak.step;
+  experiment.failed_at_step = step_to_reach(report);
   experiment.growth_bytes = growth_of(*device);
   if (experiment.passed() && device->peak.host_memory_bytes > 0)
     experiment.outcome = "out_of_memory";  // of the GPU's own

@@ -55,7 +55,7 @@ struct Experiment {
   double memory_fraction = 1;              ///< of the GPU that PyTorch may reserve
   int64_t needed_bytes = 0;                ///< as the function of that name says
   uint32_t stopped_at_step = 0;            ///< 0 = it ended by itself
-  uint32_t failed_at_step = 0;             ///< in which it ran out of memory
+  uint32_t failed_at_step = 0;             ///< step_to_reach() of its report
   int64_t growth_bytes = 0;                ///< what more lived at the end of each step
   double seconds = 0;                      ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> reported{};  ///< what the fixes said, see extension/python/fixes
