@@ -14,8 +14,8 @@
 #include "profiler/report/make/whole_run.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
-// Runs end when their peak is steady; what the search finds from them then runs on to the program's end. The driver gives memory in pages of 2 MiB, so that is how exact
-// the smallest GPU can be.
+// Runs end when their peak is steady; what the search finds from them then runs on to the program's end. The driver gives
+// memory in pages of 2 MiB, so that is how exact the smallest GPU can be.
 
 namespace oomdiag {
 namespace {

@@ -20,12 +20,11 @@ namespace {
 
 constexpr int64_t kFewestLayers = 4;  ///< of an nn.Sequential that is cut into parts
 
-void take_prediction(Change& change, const Report& whole) {
+void find_prediction(Change& change, const Report& whole) {
   for (const ReportOfDevice& device : whole.devices) {
     const auto fix = std::ranges::find(device.fixes, change.id, &Fix::id);
-    if (fix == device.fixes.end() || fix->frees_bytes) continue;  // what it frees is no peak
-    change.predicted_peak_bytes = fix->predicted_peak_bytes;
-    change.predicted_at_least = fix->at_least;
+    if (fix == device.fixes.end() || fix->frees_bytes) continue;
+    take_prediction(change, *fix);
     return;
   }
 }
@@ -220,6 +219,12 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
   });
 }
 
+void take_prediction(Change& change, const Fix& fix) {
+  if (fix.frees_bytes) return;
+  change.predicted_peak_bytes = fix.predicted_peak_bytes;
+  change.predicted_at_least = fix.at_least;
+}
+
 bool same_outputs(const ProgramProfile::Outputs& a, const ProgramProfile::Outputs& b) {
   return std::ranges::all_of(a, [&](const auto& of_rank) {
     const auto& [rank, outputs] = of_rank;
@@ -245,7 +250,7 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
     changes.push_back(change);
   }
   add_of_batches(changes, profile, target);
-  for (Change& change : changes) take_prediction(change, whole);
+  for (Change& change : changes) find_prediction(change, whole);
   std::ranges::stable_sort(changes, {}, &Change::cost);
   return changes;
 }

@@ -71,10 +71,8 @@ std::vector<MeasuredFix> list_not_run(const std::vector<Fix>& offered, const std
     if (is_no_cure) one.unproved = kNoCure, one.lines.clear();
     std::ranges::transform(ids, std::back_inserter(one.changes), change_of);
     if (one.changes.size() == 1) {
-      Change& change = one.changes.front();
-      change.label = fix.label;
-      if (!fix.frees_bytes) change.predicted_peak_bytes = fix.predicted_peak_bytes;
-      change.predicted_at_least = fix.at_least;
+      one.changes.front().label = fix.label;
+      take_prediction(one.changes.front(), fix);
     }
     list.push_back(std::move(one));
   }

@@ -106,7 +106,7 @@ void FixRuns::require_same_failure(const Experiment& first) const {
   const bool reads_input = read_profile(first.reported).reads_input;
   throw Error(ErrorKind::environment,
               fmt::format("the program does not run out of memory again, as it did in {}: {}", recorded->place,
-                          reads_input ? "it reads stdin, which its runs do not have"
+                          reads_input ? "it reads stdin, which has something else now, or nothing"
                                       : "what it does depends on chance, on time or on something outside of it"),
               reads_input ? "give it once more, for each run to read: oomdiag fix FOLDER < FILE"
                           : "fix random seeds, give it the same files, and record it again: oomdiag run -- PROGRAM");

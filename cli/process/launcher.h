@@ -62,8 +62,8 @@ struct Tick {
 };
 
 /// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run
-/// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdout, stderr, stdin where it has no input of its own, process group and signal
-/// settings; signals that are sent to us meanwhile are passed on to it. Throws NotStarted if it cannot be started,
+/// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdout, stderr, process group and signal settings, and our
+/// stdin where it has no input of its own; signals that are sent to us meanwhile are passed on to it. Throws NotStarted if it cannot be started,
 /// and whatever `make_folder` throws: then it is not started. `tick`, if there is one, is called meanwhile.
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
               const std::optional<Tick>& tick = {});

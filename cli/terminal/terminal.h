@@ -54,8 +54,8 @@ class Progress {
 /// "fit: 4 runs so far, 35 s", or "ranks: 4 of about 8 runs, 35 s left".
 std::string steps_text(std::string_view what, std::size_t over, std::size_t all, double seconds);
 
-/// Such a line for many runs: how many are over, since when, and, where it is known how many there are, about how long the rest takes. Where stderr is no terminal a line of its
-/// own every ten seconds.
+/// Such a line for many runs: how many are over, since when, and, where it is known how many there are, about how long the rest
+/// takes. Where stderr is no terminal a line of its own every ten seconds.
 class Steps {
  public:
   explicit Steps(std::string_view what);

@@ -49,7 +49,8 @@ struct StepWork {
   BoundBy bound_by() const;
 };
 
-/// The last step that was over and is like most of them: without the evaluation that falls in some. None where the run has none: it was metered without one that was complete, and `ended` is false.
+/// The last step that was over and is like most of them: without the evaluation that falls in some. None where the run has none:
+/// it was metered without one that was complete, and `ended` is false.
 /// `rates`: of the GPU that it ran on, null if they are not known.
 std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRates* rates, bool ended);
 

@@ -152,6 +152,16 @@ ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*is_
   return result;
 }
 
+/// Whether one has the allocs of the other, which may go on.
+bool have_equal_allocs(const Sides& sides, uint8_t device) {
+  const auto is_alloc = [](EventKind kind) { return kind == EventKind::alloc; };
+  const Side a = read_side(sides.left, sides.left_range, device, is_alloc);
+  const Side b = read_side(sides.right, sides.right_range, device, is_alloc);
+  const auto [left, right] = std::ranges::mismatch(a.elements, b.elements);
+  const bool left_ends = left == a.elements.end(), right_ends = right == b.elements.end();
+  return (left_ends && right_ends) || (left_ends && sides.right_goes_on) || (right_ends && sides.left_goes_on);
+}
+
 /// Where the range ends of which so many allocs and frees are compared.
 void cut(const Trace& trace, Range& range, uint8_t device, uint64_t blocks_compared) {
   uint64_t seen = 0;
@@ -257,9 +267,7 @@ Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
   }
   result.sizes_are_guessed = !left.initial.empty() || !right.initial.empty();
   result.blocks = compare_sequence(sides, device, is_of_block);
-  result.only_frees_differ = !result.blocks.is_equal() && compare_sequence(sides, device, [](EventKind kind) {
-                                                            return kind == EventKind::alloc;
-                                                          }).is_equal();
+  result.only_frees_differ = !result.blocks.is_equal() && have_equal_allocs(sides, device);
   if (result.blocks.left_rest > 0) cut(left, sides.left_range, device, result.blocks.left_events);
   if (result.blocks.right_rest > 0) cut(right, sides.right_range, device, result.blocks.right_events);
   result.segments = compare_sequence(sides, device, is_of_segment);

@@ -177,6 +177,9 @@ std::string_view parent_of(std::string_view path) {
   return dot == path.npos ? std::string_view() : path.substr(0, dot);
 }
 
+// "3" of "blocks.3".
+std::string_view last_name(std::string_view path) { return path.substr(path.rfind('.') + 1); }
+
 /// "checkpoint transformer.h.*, transformer.ln_f": lists of modules as a whole, and of many names the first.
 std::string label_of(const Segments& segments) {
   std::map<std::string_view, size_t> lists;
@@ -184,7 +187,7 @@ std::string label_of(const Segments& segments) {
   std::vector<std::string> names;
   for (const auto& [path, segment] : segments) {
     const std::string_view parent = parent_of(path);
-    const bool of_list = is_number(path.substr(parent.empty() ? 0 : parent.size() + 1)) && lists[parent] > 2;
+    const bool of_list = is_number(last_name(path)) && lists[parent] > 2;
     std::string name = !of_list ? std::string(path) : parent.empty() ? "*" : fmt::format("{}.*", parent);
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
@@ -210,8 +213,7 @@ std::vector<std::string> in_python(const Segments& segments) {
   std::vector<std::string> words;
   for (const auto& [path, segment] : segments) {
     const std::string_view parent = parent_of(path);
-    const std::string_view name = path.substr(parent.empty() ? 0 : parent.size() + 1);
-    const std::string word = is_number(name) ? "*" + as_python(parent) : as_python(path);
+    const std::string word = is_number(last_name(path)) ? "*" + as_python(parent) : as_python(path);
     if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
   }
   return words;
@@ -334,7 +336,7 @@ std::string name_layers(const Allocations& blocks) {
   for (const StepAllocation& block : blocks) {
     const std::string_view path = cut_path(block.made.module, 1);
     const std::string_view parent = parent_of(path);
-    const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
+    const bool numbered = !parent.empty() && is_number(last_name(path));
     if (numbered && block.phase == Phase::forward) made[parent] += block.bytes;
   }
   const auto most = std::ranges::max_element(made, {}, [](const auto& one) { return one.second; });

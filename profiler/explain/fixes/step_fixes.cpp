@@ -53,8 +53,9 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
-/// no_grad, also around an evaluation of a program that trains: nothing is saved. (Under no_grad too autocast makes the casts of weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds what
-/// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
+/// no_grad, also around an evaluation of a program that trains: nothing is saved. (Under no_grad too autocast makes the casts of
+/// weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds
+/// what it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
   if (!is_without_backward(model)) return {};

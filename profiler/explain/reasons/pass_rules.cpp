@@ -229,19 +229,23 @@ int64_t count_passes_before(const ReasonFacts& f) {
   return passes == std::numeric_limits<int64_t>::max() ? 0 : passes;
 }
 
-/// Whether it is of a step of training before the one that failed, whose graph backward has gone through.
-bool is_of_trained_step(const ReasonFacts& f, const Referrer& one) {
-  const auto block = std::ranges::find(f.device.state.blocks, one.born, &LiveBlock::born);
-  return f.device.attribution.backward_bytes > 0 && one.born > 0 && block != f.device.state.blocks.end() &&
-         block->step < f.device.failure->step;
+/// When the first block that lives of the step that failed was made: through graphs of the steps of training before it backward has gone.
+uint64_t find_end_of_trained_steps(const ReasonFacts& f) {
+  if (f.device.attribution.backward_bytes == 0) return 0;
+  uint64_t first = std::numeric_limits<uint64_t>::max();
+  for (const LiveBlock& block : f.device.state.blocks)
+    if (block.step >= f.device.failure->step) first = std::min(first, block.born);
+  return first;
 }
 
 /// The variable that leads to most nodes of autograd, as a list or a sum of losses; or empty.
 std::string find_holder_of_graphs(const ReasonFacts& f) {
   VariableCounts nodes, of_containers;
   int64_t all = 0;
+  const uint64_t trained = find_end_of_trained_steps(f);
   for (const Referrer& one : f.device.referrers) {
-    if (one.nodes == 0 || is_of_trained_step(f, one)) continue;
+    const bool is_trained = one.born > 0 && one.born < trained;
+    if (one.nodes == 0 || is_trained) continue;
     nodes.add(one.variable, one.nodes);
     if (is_container(fold_subscripts(one.variable))) of_containers.add(one.variable, one.nodes);
     all += one.nodes;

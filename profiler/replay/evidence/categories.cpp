@@ -11,8 +11,8 @@
 // What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to know. We put together
 // what the hooks saw, strongest evidence first, each block in one category:
 //
-//   1 named        a parameter, a buffer or a gradient: an event named its storage. DDP's buckets are gradients, too. A parameter that a node saves for
-//                  backward stays a parameter. What will *become* a gradient is still in flight before AccumulateGrad ran.
+//   1 named        a parameter, a buffer or a gradient: an event named its storage. DDP's buckets are gradients, too. A
+//                  parameter that a node saves for backward stays a parameter. What will *become* a gradient is still in flight before AccumulateGrad ran.
 //   2 optimizer    the optimizer has it in its state: also what was loaded from a file. Or allocated inside "Optimizer.step…". If the step is over, it is state: that is what survives a step. If
 //                  the step is still open, only ops that make state (zeros_like, …) count; the rest are its temporaries.
 //   3 saved        kept by a node of the living graph. Made by an op that recorded itself: an activation. Made in setup or
