@@ -25,15 +25,20 @@ int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes)
   return largest < static_cast<double>(kMaxBytes) ? static_cast<int64_t>(largest) : kMaxBytes;
 }
 
+namespace {
+
+// What an optimizer's step makes is as large as the weights.
+bool follows_batch(const LiveBlock& block) {
+  if (block.pending_free || block.phase == Phase::optimizer) return false;
+  if (block.category == Category::workspace) return workspace_follows_batch(block.made);
+  return traits_of(block.category).follows_batch;
+}
+
+}  // namespace
+
 BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
-  const auto sums = sum_categories(state);
-  BatchModel model{.batch = batch};
-  model.scaling_bytes = requested_bytes;
-  for (size_t c = 0; c < kCategoryCount; ++c) model.scaling_bytes += kCategoryTraits[c].follows_batch ? sums[c] : 0;
-  for (const LiveBlock& block : state.blocks) {
-    const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
-    model.scaling_bytes += follows ? block.bytes : 0;
-  }
+  BatchModel model{.batch = batch, .scaling_bytes = requested_bytes};
+  for (const LiveBlock& block : state.blocks) model.scaling_bytes += follows_batch(block) ? block.bytes : 0;
   model.fixed_bytes = state.allocated_bytes + requested_bytes - model.scaling_bytes;
   model.largest_batch = largest_batch_by_bytes(model, available_bytes);
   if (requested_bytes > 0) model.largest_batch = std::min(model.largest_batch, batch - 1);

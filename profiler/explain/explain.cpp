@@ -109,8 +109,8 @@ std::optional<BatchModel> describe_batch(const DeviceHistory& device, const Step
   model.inferred = !step.batch;
   if (step.leaks) {
     model.largest_batch = 0;  // none fits for good
-  } else if (!failed) {
-    model.largest_batch = find_largest_batch(step, *batch, model.largest_batch);
+  } else if (!failed && !step.blocks.empty()) {
+    model.largest_batch = find_largest_batch(step, *batch);
   }
   return model;
 }

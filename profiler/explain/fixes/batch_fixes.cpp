@@ -157,12 +157,16 @@ constexpr FixRow kBatchFixes[] = {
 
 }  // namespace
 
-int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most) {
+int64_t find_largest_batch(const StepModel& model, int64_t batch) {
+  constexpr int64_t kFarthest = int64_t{1} << 20;  // times the batch: nothing follows it
   if (model.blocks.size() > kMaxSimulated) return 0;
   if (!fits_with(model, batch, batch)) {
     return model.peak_bytes > model.available_bytes ? bisect_batch(model, batch, 0, batch) : batch;
   }
-  return at_most <= batch ? batch : keep_room_for_libraries(batch, bisect_batch(model, batch, batch, at_most + 1));
+  int64_t times = 2;
+  while (times < kFarthest && fits_with(model, times * batch, batch)) times *= 2;
+  if (times == kFarthest) return batch;
+  return keep_room_for_libraries(batch, bisect_batch(model, batch, times / 2 * batch, times * batch));
 }
 
 std::span<const FixRow> list_batch_fixes() { return kBatchFixes; }

@@ -375,6 +375,12 @@ TEST_CASE("the batch model scales the workspaces of convolutions and keeps those
   CHECK(model_batch(state, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
 }
 
+TEST_CASE("the batch model keeps what an optimizer's step makes, which is as large as the weights", "[explain]") {
+  MemoryState state = with_blocks({{Category::temporary, 1_GiB}, {Category::activation, 2_GiB}});
+  state.blocks[0].phase = Phase::optimizer;
+  CHECK(model_batch(state, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
+}
+
 TEST_CASE("a batch that failed is not said to fit", "[explain]") {
   const MemoryState state = with_blocks({{Category::activation, 2_GiB}});
   CHECK(model_batch(state, 1_MiB, 64, 9_GiB).largest_batch == 63);

@@ -512,10 +512,17 @@ TEST_CASE("checkpoints are for modules whose forward runs: a list of modules is 
 TEST_CASE("the largest batch is one with which the step gets through the allocator", "[explain][fixes]") {
   StepModel model = model_of(small_step());
   model.available_bytes = 1_GiB;
-  const int64_t largest = find_largest_batch(model, 64, 330);  // 192 MiB of 64 examples would be 992 MiB of 330
+  const int64_t largest = find_largest_batch(model, 64);  // 192 MiB of 64 examples would be 992 MiB of 330
   CHECK(largest > 64);
   CHECK(largest < 330);  // the last sixty-fourth and fragmentation are not promised
-  CHECK(find_largest_batch(model, 64, 64) == 64);
+}
+
+TEST_CASE("of a step without anything that follows the batch, no larger batch is promised", "[explain][fixes]") {
+  StepAllocations step_allocations{.step = 1};
+  step_allocations.blocks.push_back(parameter(4_MiB));
+  StepModel model = model_of(step_allocations);
+  model.available_bytes = 1_GiB;
+  CHECK(find_largest_batch(model, 64) == 64);
 }
 
 TEST_CASE("sharding over GPUs is for those who do not shard yet", "[explain][fixes]") {
