@@ -27,9 +27,9 @@ int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes)
 
 namespace {
 
-// What an optimizer's step makes is as large as the weights.
+// The temporaries of an optimizer's step are as large as the weights.
 bool follows_batch(const LiveBlock& block) {
-  if (block.pending_free || block.phase == Phase::optimizer) return false;
+  if (block.pending_free || (block.phase == Phase::optimizer && block.category == Category::temporary)) return false;
   if (block.category == Category::workspace) return workspace_follows_batch(block.made);
   return traits_of(block.category).follows_batch;
 }

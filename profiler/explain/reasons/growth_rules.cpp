@@ -213,27 +213,36 @@ std::string find_graph_variable(const ReasonFacts& facts) {
   return std::string(nodes.most());
 }
 
-/// "variables 'a', 'b', 'c' in train (train.py:9)" of variables of one function.
+/// "list" of "list 'losses' in train (train.py:9)".
+std::string_view type_word(std::string_view variable) { return variable.substr(0, variable.find(' ')); }
+
+/// "lists 'a', 'b', 'c' in train (train.py:9)" of variables of one function and one kind.
 std::string name_together(const std::string& variable, const std::vector<std::string>& others) {
   std::vector<std::string> names;
   for (const std::string& one : others) names.push_back(fmt::format("'{}'", variable_name(one)));
   const size_t in = variable.find(" in ");
-  return fmt::format("variables '{}', {}{}", variable_name(variable), fmt::join(names, ", "),
+  return fmt::format("{}s '{}', {}{}", type_word(variable), variable_name(variable), fmt::join(names, ", "),
                      in == variable.npos ? "" : variable.substr(in));
 }
 
-/// Other variables to which something is added in each step, graph and all: each leads to as many nodes that no other one leads to.
-std::vector<std::string> list_sums_beside(const ReasonFacts& facts, const Growth& growth, const std::string& variable) {
+/// Others to which each step adds, graph and all: sums, each of which leads to as many nodes that no other one leads to; or containers
+/// with a tensor of each step's graph, which lead to nearly the same nodes.
+std::vector<std::string> list_graphs_beside(const ReasonFacts& facts, const Growth& growth,
+                                            const std::string& variable) {
   constexpr int64_t kFewestSteps = 3;
   constexpr size_t kMost = 3;
   const int64_t steps = std::max(kFewestSteps, growth.grown_bytes / std::max<int64_t>(1, growth.bytes_per_step));
-  std::vector<std::string> sums;
+  std::map<std::string_view, int64_t> nodes;
   for (const Referrer& one : facts.device.referrers) {
-    const bool is_sum = one.nodes >= steps && one.is_scalar() && !is_container(one.variable);
-    const bool is_beside = one.variable != variable && function_of(one.variable) == function_of(variable);
-    if (is_sum && is_beside && sums.size() < kMost) sums.emplace_back(one.variable);
+    const bool is_alike = one.variable != variable && type_word(one.variable) == type_word(variable) &&
+                          function_of(one.variable) == function_of(variable);
+    if (is_alike && (is_container(variable) || one.is_scalar())) nodes[one.variable] += one.nodes;
   }
-  return sums;
+  std::vector<std::string> others;
+  for (const auto& [other, count] : nodes) {
+    if (count >= steps && others.size() < kMost) others.emplace_back(other);
+  }
+  return others;
 }
 
 /// Many equal tensors of one line, made before any module was called, of which no variable is known.
@@ -396,24 +405,29 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   if (!retained && collected == nullptr) return {};
   if (collected != nullptr) growth = collected;
   const std::string variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
-  const int64_t per_step = collected != nullptr ? sum_per_step(facts.growths) : growth->bytes_per_step;
+  // What has no variable of its own is behind that of the graphs.
+  const auto is_behind = [&](const Growth& one) { return one.referrer.empty() || one.referrer == growth->referrer; };
+  const bool is_all = collected != nullptr || std::ranges::all_of(facts.growths, is_behind);
+  const int64_t per_step = is_all ? sum_per_step(facts.growths) : growth->bytes_per_step;
   const std::vector<std::string_view> states =
       is_container(variable) ? std::vector<std::string_view>() : list_attributes_in_graphs(facts);
-  const std::vector<std::string> sums = states.empty() && !variable.empty() && !is_container(variable)
-                                            ? list_sums_beside(facts, *growth, variable)
-                                            : std::vector<std::string>();
+  const std::vector<std::string> others =
+      states.empty() && !variable.empty() ? list_graphs_beside(facts, *growth, variable) : std::vector<std::string>();
   const std::string keeps = variable.empty() ? "a tensor that is kept from each step keeps"
-                            : sums.empty()   ? variable + " keeps"
-                                             : name_together(variable, sums) + " keep";
+                            : others.empty() ? variable + " keeps"
+                                             : name_together(variable, others) + " keep";
   std::vector<std::string> how = lines_for_graphs(facts, variable, states);
-  for (const std::string& sum : sums) how.push_back(lines_for_graphs(facts, sum, {}).front());
+  for (const std::string& one : others) {
+    const std::string line = lines_for_graphs(facts, one, {}).front();
+    how.push_back(line.substr(0, line.find("  #")));
+  }
   constexpr std::string_view kWaits = "; no backward for the parameters has run yet";
   const std::string handed = states.empty() ? ""
                                             : fmt::format("; {} {} it to the next", fmt::join(states, ", "),
                                                           states.size() == 1 ? "hands" : "hand");
   return Reason{.text = fmt::format("{} the graph of each step{}, {} per step{}{}", keeps, at(growth->held),
                                     with_unit(per_step), handed, waits_for_backward(facts) ? kWaits : ""),
-                .bytes = collected != nullptr ? sum_grown(facts.growths) : growth->grown_bytes,
+                .bytes = is_all ? sum_grown(facts.growths) : growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = std::move(how)};
 }

@@ -68,11 +68,17 @@ Category dying_category(const AllocationEvidence& e) {
   return takes_workspace(e.inner) && !e.first_in_op ? Category::workspace : Category::temporary;
 }
 
+/// What a closure makes that an optimizer's step calls is none of its own: forward passes and what backward makes of them.
+bool is_of_optimizer(const AllocationEvidence& e) {
+  return e.in_optimizer && !e.in_node && !e.in_module && !e.op_made_nodes && !e.saved;
+}
+
 Category living_category(const AllocationEvidence& e) {
   switch (e.phase) {
     case Phase::backward:
       return e.recomputed ? Category::activation : Category::activation_gradient;
     case Phase::forward:
+    case Phase::optimizer:
       return brings_data(e.op) && !e.in_module && !e.op_made_nodes ? Category::input : Category::output;
     case Phase::setup:
       if (!e.modules_known) return category_without_modules(e);
@@ -81,8 +87,6 @@ Category living_category(const AllocationEvidence& e) {
       if (!e.modules_known) return category_without_modules(e);
       if (e.op.empty()) return Category::unknown;
       return brings_data(e.op) && !e.in_module ? Category::input : Category::output;
-    case Phase::optimizer:
-      return Category::unknown;
   }
   return Category::unknown;
 }
@@ -94,7 +98,7 @@ Category categorise(const AllocationEvidence& e) {
   if (e.buffer) return Category::buffer;
   if (e.gradient || e.bucket) return Category::gradient;
   if (e.state) return Category::optimizer_state;
-  if (e.in_optimizer && !e.in_node) {
+  if (is_of_optimizer(e)) {
     const bool state = !e.optimizer_is_open || makes_state(e.inner) || makes_state(e.op);
     return state ? Category::optimizer_state : Category::temporary;
   }

@@ -26,7 +26,7 @@ Phases::Phases(const Trace& trace, const TracePrescan& prescan)
 Phase Phases::phase_of(const Event& event) const {
   const Flags& at = flags(event.context);
   if (in_node(event) || at.in_node) return Phase::backward;
-  if (at.optimizer) return Phase::optimizer;
+  if (at.optimizer && !at.in_module) return Phase::optimizer;  // a closure calls the model once more
   if (!known_) return Phase::other;
   if (step_ == 0) return Phase::setup;
   return at.grad_mode || at.in_module || forward_open_ ? Phase::forward : Phase::other;

@@ -44,6 +44,24 @@ TEST_CASE("all sums that keep graphs are named, each with its line", "[explain][
   CHECK(reason->how.back().starts_with("errors += added.item()"));
 }
 
+TEST_CASE("all lists that keep the same graphs are named: one that lets go frees nothing", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph,
+                      .bytes_per_step = 30_MiB,
+                      .grown_bytes = 90_MiB,
+                      .referrer = "list 'losses' in fit (fit.py:5)"};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  for (int step = 0; step < 3; ++step) {
+    device.referrers.push_back({.variable = "list 'losses' in fit (fit.py:5)", .nodes = 40, .bytes = 4});
+    device.referrers.push_back({.variable = "list 'penalties' in fit (fit.py:5)", .nodes = 1, .bytes = 4});
+    device.referrers.push_back({.variable = "list 'scores' in fit (fit.py:5)", .nodes = 0, .bytes = 4});
+  }
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->text ==
+        "lists 'losses', 'penalties' in fit (fit.py:5) keep the graph of each step, 30.00 MiB per step");
+  CHECK(reason->how.back().starts_with("penalties.append(x.detach())"));
+}
+
 TEST_CASE("what functools.lru_cache keeps of each step is let go by its cache_clear()", "[explain][reasons]") {
   const Growth growth{
       .bytes_per_step = 10_MiB, .grown_bytes = 90_MiB, .referrer = "lru_cache of 'Net.positions' in train.py"};

@@ -80,6 +80,16 @@ TEST_CASE("inside an open optimizer step only ops that make state do so", "[repl
   CHECK(category_of(trace, "temporary") == Category::temporary);
 }
 
+TEST_CASE("what the model computes in a closure of an optimizer's step is no state of it", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("y", 1_MiB).nodes(0).begin_scope("Optimizer.step#LBFGS.step");
+  trace.op({.op = "aten::relu", .module = "act"}).alloc("output", 4_MiB).nodes(1);
+  trace.end_scope("Optimizer.step#LBFGS.step");
+  peak(trace.op({.op = "aten::relu"}));
+
+  CHECK(category_of(trace, "output") == Category::output);
+}
+
 TEST_CASE("a saved tensor is an activation, or an input where the graph begins", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::randn"}).alloc("from setup", 4_MiB);
