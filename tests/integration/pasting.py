@@ -26,7 +26,7 @@ def as_code(lines):
     code = "\n".join(line for line in lines if not line.startswith(shell)).replace("…", "...")
     last = code.splitlines()[-1].split("#")[0].rstrip()
     if last.startswith("@"):
-        code += "\ndef evaluate(): ..."
+        code += "\ndef _decorated(): ..."
     if last.endswith(":"):
         code += "\n" + " " * (len(last) - len(last.lstrip()) + 4) + "..."
     return code

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "profiler/explain/fixes/fixes.h"
 #include "profiler/explain/fixes/program_facts.h"
@@ -53,6 +54,18 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
+/// Inputs of several passes that one line makes, and the graph keeps: its variable has one at a time.
+void drop_inputs_of_earlier_passes(Allocations& blocks) {
+  std::map<std::string_view, StepAllocation*> latest;  // by line
+  for (StepAllocation& block : blocks) {
+    const bool is_input = block.category == Category::input && block.phase == Phase::forward && block.is_of_step();
+    if (!is_input || block.made.source.empty()) continue;
+    StepAllocation*& before = latest[block.made.source];
+    if (before != nullptr && before->bytes == block.bytes) before->died = std::min(before->died, block.born + 1);
+    before = &block;
+  }
+}
+
 /// no_grad, also around an evaluation of a program that trains: nothing is saved. (Under no_grad too autocast makes the casts of
 /// weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds
 /// what it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
@@ -74,6 +87,7 @@ std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
     made[m]->died = std::min(made[m]->died, made[last]->born + 1);
   }
   if (made.empty()) return {};
+  drop_inputs_of_earlier_passes(blocks);
   ModifiedStep step{.blocks = std::move(blocks)};
   if (!model.has_backward) return step;
   const auto largest = std::ranges::max_element(made, {}, &StepAllocation::bytes);

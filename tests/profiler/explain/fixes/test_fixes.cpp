@@ -314,6 +314,26 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   CHECK(find(of_training, "no_grad")->predicted_peak_bytes == 48_MiB);
 }
 
+TEST_CASE("with no_grad a loop has the input of one pass at a time", "[explain][fixes]") {
+  Allocations blocks;
+  for (uint32_t pass = 0; pass < 3; ++pass) {
+    blocks.push_back({.bytes = 64_MiB, .born = 2 * pass + 1, .category = Category::input, .phase = Phase::forward});
+    blocks.back().made.source = "train.py:9";
+    blocks.push_back(
+        {.bytes = 16_MiB, .born = 2 * pass + 2, .category = Category::activation, .phase = Phase::forward});
+    blocks.back().in_graph = true;
+    blocks.back().made.module = "net";
+  }
+  const StepAllocations step_allocations = step_of(blocks);
+  StepModel model = model_of(step_allocations);
+  model.has_backward = false;
+  const auto fixes = predict_fixes(model);
+
+  REQUIRE(find(fixes, "no_grad"));
+  CHECK(find(fixes, "no_grad")->predicted_peak_bytes ==
+        144_MiB);  // two as the variable is assigned anew, and an output
+}
+
 TEST_CASE("a cure that a row predicts from the step has that row's figure, and takes its place", "[explain][fixes]") {
   Allocations blocks;
   const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
