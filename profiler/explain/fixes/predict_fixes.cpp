@@ -177,6 +177,12 @@ void take_prediction(const Fix& other, Fix& fix) {
   fix.predicted_fits = other.predicted_fits;
 }
 
+/// Whether it works on fewer rows, or shorter ones, at a time.
+bool takes_fewer_rows(const Fix& fix) {
+  const FixRow* row = find_fix(fix.id);
+  return fix.ids.size() < 2 && row != nullptr && (row->group == "batch" || row->group == "sequence");
+}
+
 /// Without what a reason holds. Both are rounded differently: where nothing would be left, the parameters are.
 int64_t peak_without(const Reason& reason, const StepModel& model) {
   if (reason.bytes < model.peak_bytes) return model.peak_bytes - reason.bytes;
@@ -225,6 +231,8 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   if (has_lines) fix.how = reason.how;
   replace_same(fix, fixes, model.leaks);
   if (reason.piles_up) {
+    // Results of smaller parts of the data are as many more: together they are as large.
+    if (row->group == "growth") std::erase_if(fixes, takes_fewer_rows);
     for (Fix& other : fixes) {
       if (other.predicted_fits == true) other.predicted_fits.reset();
     }

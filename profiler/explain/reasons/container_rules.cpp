@@ -228,25 +228,59 @@ Found name_collected(const ReasonFacts& facts, double part) {
       .piles_up = true};
 }
 
+struct Items {
+  int64_t bytes = 0;
+  int64_t count = 0;
+  Where made{};  ///< one of them
+};
+
+/// Tensors that containers keep, each under its own name, whatever made them: data that a loop moved to the GPU are joined like results.
+std::map<std::string, Items> list_items(const ReasonFacts& facts) {
+  std::map<std::string, Items> items;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string variable = fold_subscripts(one.variable);
+    if (one.born == 0 || !is_container(variable) || !module_of(&one).empty()) continue;
+    Items& of_container = items[variable];
+    of_container.bytes += one.storage_bytes;
+    ++of_container.count;
+    of_container.made = one.made;
+  }
+  return items;
+}
+
 /// Parts in a container, where no step ends between them.
 Found find_joined_collection(const ReasonFacts& facts) {
-  const std::optional<Collected> found = find_collection(facts, list_containers(facts), 2);
-  const auto part = static_cast<double>(requested_bytes(facts));
-  if (!found || !joins(failed_in(facts)) || !is_large(facts, found->share.bytes)) return {};
-  if (static_cast<double>(found->share.bytes) < 0.8 * part || 0.8 * static_cast<double>(found->share.bytes) > part)
-    return {};
-  return Reason{
-      .text = fmt::format("{}{} joins the {} tensors of {} ({}): {} more, while all of them are still there",
-                          failed_in(facts).op, at(failed_in(facts)), found->share.count, found->variable,
-                          with_unit(found->share.bytes), with_unit(requested_bytes(facts))),
-      .bytes = requested_bytes(facts),
-      .fix = "results_to_host",
-      .how = {fmt::format("{}.append(part.gather(1, index))  # of each only what is used later: a chosen value, a sum, "
-                          "a mean",
-                          found->name),
-              "out[i] = part  # into out = torch.empty(…) as each is made, or out += part: no list beside what is made "
-              "of it",
-              fmt::format("{}.append(part.cpu())  # and what reads them on the host, too", found->name)}};
+  if (!joins(failed_in(facts)) || leading_growth(facts) != nullptr) return {};
+  const std::map<std::string, Items> items = list_items(facts);
+  const auto requested = static_cast<double>(requested_bytes(facts));
+  const auto parts = std::ranges::find_if(items, [&](const auto& entry) {
+    const auto bytes = static_cast<double>(entry.second.bytes);
+    return entry.second.count > 1 && bytes >= 0.8 * requested && 0.8 * bytes <= requested;
+  });
+  if (parts == items.end() || !is_large(facts, parts->second.bytes + requested_bytes(facts), 0.4)) return {};
+  const auto& [variable, joined] = *parts;
+  const std::string name = as_written(variable_name(variable));
+  std::vector<std::string> how;
+  if (is_appended_to(variable)) {
+    how = {fmt::format("{}.append(part.gather(1, index))  # of each only what is used later: a chosen value, a sum, a "
+                       "mean",
+                       name),
+           "out[i] = part  # into out = torch.empty(…) as each is made, or out += part: no list beside what is made "
+           "of it",
+           fmt::format("{}.append(part.cpu())  # and what reads them on the host, too", name)};
+  } else {
+    how = {assign_each(name, [](const std::string& item) { return item + ".cpu()"; }) +
+               "  # as each is made: joined on the host, and read in parts",
+           "# or of each part only what is used later, computed as it is made: a sum, a mean, a chosen value"};
+  }
+  return Reason{.text = fmt::format("{}{} joins the {} tensors of {}{}: {} more, while all of them are still there",
+                                    failed_in(facts).op, at(failed_in(facts)), joined.count, variable, at(joined.made),
+                                    with_unit(requested_bytes(facts))),
+                .bytes = requested_bytes(facts),
+                .kept_by = variable,
+                .fix = "results_to_host",
+                .how = std::move(how),
+                .piles_up = true};
 }
 
 }  // namespace

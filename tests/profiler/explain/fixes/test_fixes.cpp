@@ -330,8 +330,7 @@ TEST_CASE("with no_grad a loop has the input of one pass at a time", "[explain][
   const auto fixes = predict_fixes(model);
 
   REQUIRE(find(fixes, "no_grad"));
-  CHECK(find(fixes, "no_grad")->predicted_peak_bytes ==
-        144_MiB);  // two as the variable is assigned anew, and an output
+  CHECK(find(fixes, "no_grad")->predicted_peak_bytes == 160_MiB);  // of two passes, as the variable is assigned anew
 }
 
 TEST_CASE("a cure that a row predicts from the step has that row's figure, and takes its place", "[explain][fixes]") {

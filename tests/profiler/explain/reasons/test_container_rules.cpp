@@ -184,18 +184,29 @@ TEST_CASE("what is joined is counted of its own container, and not of others tha
       device.state.allocated_bytes += 50_MiB;
     }
   }
-  device.referrers = {{.variable = "list 'outputs' in predict (eval.py:1)",
-                       .made = {.op = "aten::mul", .source = "eval.py:4"},
-                       .storage_bytes = 50_MiB},
-                      {.variable = "list 'masks' in predict (eval.py:1)",
-                       .made = {.op = "aten::mul", .source = "eval.py:5"},
-                       .storage_bytes = 50_MiB}};
+  for (uint64_t born = 1; born <= 3; ++born) {
+    device.referrers.push_back({.variable = "list 'outputs' in predict (eval.py:1)",
+                                .made = {.op = "aten::mul", .source = "eval.py:4"},
+                                .storage_bytes = 50_MiB,
+                                .born = born});
+    device.referrers.push_back({.variable = "attribute 'pages[1].mask' in predict (eval.py:1)",
+                                .made = {.op = "aten::mul", .source = "eval.py:5"},
+                                .storage_bytes = 80_MiB,
+                                .born = born + 3});
+  }
   device.failure->where = {.op = "aten::cat", .source = "eval.py:9"};
   device.failure->requested_bytes = 150_MiB;
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
   CHECK(reason->id == "joined_results");
-  CHECK(reason->text.find("joins the 3 tensors of ") != std::string::npos);
+  CHECK(reason->text.find("joins the 3 tensors of list 'outputs'") != std::string::npos);
+
+  device.failure->requested_bytes = 240_MiB;
+  for (Referrer& one : device.referrers) one.storage_bytes = one.variable.starts_with("list") ? 5_MiB : 80_MiB;
+  const auto of_objects = find_reason({.device = device, .growths = {}});
+  REQUIRE(of_objects);
+  CHECK(of_objects->id == "joined_results");
+  CHECK(of_objects->how.front().starts_with("for _each in pages: _each.mask = _each.mask.cpu()"));
 }
 
 TEST_CASE("what a container has of tensors made in advance are no results", "[explain][reasons]") {
