@@ -5,11 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
-#include <filesystem>
-#include <system_error>
 #include <vector>
 
 #include "cli/commands/commands.h"
+#include "cli/process/files.h"
 #include "cli/process/launcher.h"
 #include "cli/process/own_process.h"
 #include "cli/process/workers.h"
@@ -58,9 +57,8 @@ void understand_habits(Words& words) {
 void understand_programs(const CLI::App& app, Words& words) {
   if (words.ours.empty() || words.ours.front().starts_with('-') || &subcommand_of(app, words) != &app) return;
   const std::string& first = words.ours.front();
-  std::error_code ignored;
   const bool is_interpreter = first.starts_with("python") || first == "torchrun";
-  if (is_interpreter || std::filesystem::is_regular_file(first, ignored)) words.ours.insert(words.ours.begin(), "run");
+  if (is_interpreter || is_file(first)) words.ours.insert(words.ours.begin(), "run");
 }
 
 void check_command(const CLI::App& app, const Words& words) {

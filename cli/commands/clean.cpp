@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/process/files.h"
 #include "cli/python/cache.h"
 #include "cli/reports/alive.h"
 #include "cli/reports/run_folder.h"
@@ -105,8 +106,7 @@ void find_runs(const fs::path& base, std::vector<Found>& runs) {
 std::vector<Found> find_runs(const std::string& folder) {
   std::vector<Found> runs;
   find_runs(folder.empty() ? "." : folder, runs);
-  std::error_code ignored;
-  if (folder.empty() && fs::is_directory(kRunsFolder, ignored)) find_runs(kRunsFolder, runs);
+  if (folder.empty() && is_folder(kRunsFolder)) find_runs(kRunsFolder, runs);
   std::ranges::sort(runs, std::greater{}, &Found::days);
   return runs;
 }

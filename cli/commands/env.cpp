@@ -4,6 +4,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "profiler/error.h"
@@ -13,8 +14,7 @@ namespace {
 
 int print_environment() {
   const std::filesystem::path libraries = find_install().libraries;
-  std::error_code ignored;
-  if (!std::filesystem::exists(libraries / "python" / "oomdiag", ignored)) {
+  if (!is_there(libraries / "python" / "oomdiag")) {
     throw Error(ErrorKind::environment, fmt::format("the Python package is missing from '{}'", libraries.string()),
                 "build it: scripts/build");
   }

@@ -11,6 +11,7 @@
 #include "cli/commands/export.h"
 #include "cli/device/snapshot_device.h"
 #include "cli/experiments/match_program.h"
+#include "cli/process/files.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/timeline_text.h"
 #include "cli/terminal/help.h"
@@ -56,9 +57,7 @@ int explain_timeline(const ExplainOptions& options) {
 
 int explain(ExplainOptions options) {
   options.path = source_or_newest_run(options.path);
-  std::error_code ignored;  // what cannot be looked at is said below
-  const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
-  if (is_file && is_timeline(options.path)) return explain_timeline(options);
+  if (is_file(options.path) && is_timeline(options.path)) return explain_timeline(options);
   check_writable(options.output);
   Explained from = options.program.empty() ? load_explained(options.path, options.gpu)
                                            : match_program(options.path, options.gpu, options.program);

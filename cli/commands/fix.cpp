@@ -20,6 +20,7 @@
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
 #include "cli/launch/run_config.h"
+#include "cli/process/files.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
@@ -182,9 +183,8 @@ Target make_target(const FixOptions& options, Install& install) {
 void check(const FixOptions& options) {
   const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
   if (!options.folder.empty()) check_exists(options.folder);
-  std::error_code ignored;
-  const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
-  if (is_file && options.program.empty()) {
+  const bool is_report = is_file(options.folder);
+  if (is_report && options.program.empty()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' does not say how its program was started", options.folder),
                 fmt::format("name the program: oomdiag fix {} -- python train.py", options.folder));
   }
@@ -192,7 +192,7 @@ void check(const FixOptions& options) {
     throw Error(ErrorKind::usage, fmt::format("'{}' was recorded as it is: a rank cannot be chosen", options.folder),
                 "name the program: oomdiag fix --world-size 64 --rank 5 -- python train.py");
   }
-  if (is_file ? sources == 2 && options.model.model.empty() : sources == 1) return;
+  if (is_report ? sources == 2 && options.model.model.empty() : sources == 1) return;
   throw Error(ErrorKind::usage, "fix needs a program, a run folder or --model",
               "as in: oomdiag fix --device rtx4090 -- python train.py");
 }

@@ -8,6 +8,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
 #include "cli/terminal/help.h"
@@ -21,8 +22,7 @@ int serve() {
   const Install install = find_install();
   const std::string python = install.python.string();
   const std::filesystem::path package = install.libraries / "python";
-  std::error_code ignored;
-  if (std::filesystem::exists(package / "oomdiag", ignored)) {
+  if (is_there(package / "oomdiag")) {
     setenv("PYTHONPATH", before_python_path(package).c_str(), /*overwrite=*/1);
   }
   exec_program({python, "-m", "oomdiag", "mcp"});

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/device/gpus.h"
+#include "cli/process/files.h"
 #include "cli/python/install.h"
 #include "extension/virtual_device/device_files/gpu.h"
 #include "profiler/cost/operator_work.h"
@@ -35,8 +36,7 @@ DeviceRates rates_of_gpu(const GpuEntry& entry) {
 }  // namespace
 
 std::optional<DeviceRates> rates_of_device(std::string_view name, const std::filesystem::path& own) {
-  std::error_code ignored;
-  if (!own.empty() && std::filesystem::exists(own, ignored)) {
+  if (!own.empty() && is_there(own)) {
     if (const GpuEntry gpu = read_gpu_entry(own); gpu.name == name) return rates_of_gpu(gpu);
   }
   const std::filesystem::path folder = find_install().gpus;

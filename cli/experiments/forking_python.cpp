@@ -10,6 +10,7 @@
 
 #include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "cli/process/forked_program.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
@@ -34,8 +35,7 @@ std::optional<std::vector<std::string>> python_and_script(const std::vector<std:
   if (program.empty() || !is_python(program.front())) return std::nullopt;
   for (std::size_t i = 1; i < program.size(); ++i) {
     if (program[i] == "-u" || program[i] == "-B") continue;
-    std::error_code ignored;
-    if (!program[i].ends_with(".py") || !std::filesystem::is_regular_file(program[i], ignored)) return std::nullopt;
+    if (!program[i].ends_with(".py") || !is_file(program[i])) return std::nullopt;
     return std::vector<std::string>(program.begin(), program.begin() + static_cast<std::ptrdiff_t>(i) + 1);
   }
   return std::nullopt;

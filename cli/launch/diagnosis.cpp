@@ -14,6 +14,7 @@
 #include "cli/launch/ranks.h"
 #include "cli/launch/run_config.h"
 #include "cli/launch/steady.h"
+#include "cli/process/files.h"
 #include "cli/process/host.h"
 #include "cli/process/launcher.h"
 #include "cli/process/temporary_folder.h"
@@ -28,11 +29,6 @@
 
 namespace oomdiag {
 namespace {
-
-bool is_there(const std::filesystem::path& file) {
-  std::error_code ignored;
-  return std::filesystem::exists(file, ignored);
-}
 
 void check_virtual_device(const Install& install) {
   if (is_there(install.virtual_device / "libcuda.so.1")) return;

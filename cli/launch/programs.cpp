@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "cli/launch/models.h"
+#include "cli/process/files.h"
 #include "cli/python/install.h"
 #include "cli/python/python.h"
 #include "cli/terminal/help.h"
@@ -54,9 +55,8 @@ namespace {
 /// "train.py", which is no command of a shell: python runs it.
 bool is_python_script(const std::string& word) {
   const std::filesystem::path file = word;
-  std::error_code ignored;
   const bool runs_itself = file.has_parent_path() && access(word.c_str(), X_OK) == 0;
-  return file.extension() == ".py" && !runs_itself && std::filesystem::is_regular_file(file, ignored);
+  return file.extension() == ".py" && !runs_itself && is_file(file);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/process/files.h"
 #include "cli/process/forked_program.h"
 #include "cli/process/own_process.h"
 #include "cli/process/process_tree.h"
@@ -158,8 +159,7 @@ Ending wait_for(pid_t child, const BlockedSignals& signals, GroupWitness& witnes
 
 /// What to type instead.
 std::string hint_for(const std::string& name, int error) {
-  std::error_code ignored;
-  const bool is_here = name.find('/') == name.npos && std::filesystem::is_regular_file(name, ignored);
+  const bool is_here = name.find('/') == name.npos && is_file(name);
   if (error == EACCES) return "is it executable? chmod +x " + name;
   if (error != ENOENT) return {};
   if (is_here) return "programs without a folder are looked up in PATH; the one here is: oomdiag run -- ./" + name;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -59,8 +60,7 @@ void check_above(fs::path folder) {
 
 /// The names below it are the owner's to choose, so each is made by itself: with the umask of the user others could write it.
 void make_private(const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::is_directory(folder, ignored)) return;
+  if (is_folder(folder)) return;
   if (folder != folder.parent_path()) make_private(folder.parent_path());
   if (mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
     throw cannot_use(folder, fmt::format("cannot be made: {}", std::strerror(errno)));

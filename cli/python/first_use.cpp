@@ -29,8 +29,8 @@
 #include <utility>
 
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "cli/process/launcher.h"
-#include "cli/process/read_file.h"
 #include "cli/process/workers.h"
 #include "cli/python/cache.h"
 #include "cli/python/install.h"
@@ -105,8 +105,7 @@ class FileLock {
 
 /// Throws Error(environment) if another user could have put it there.
 std::optional<FirstUse> find_built(const fs::path& folder) {
-  std::error_code ignored;
-  if (!fs::exists(folder / "architectures", ignored)) return std::nullopt;
+  if (!is_there(folder / "architectures")) return std::nullopt;
   FirstUse built{.recorder = folder / "liboomdiag.so", .contents = folder / "liboomdiag_forget.so"};
   for (const fs::path& path : {folder, folder / "architectures", built.recorder, built.contents}) check_only_own(path);
   std::ifstream(folder / "architectures") >> built.architectures;
@@ -318,14 +317,14 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
   std::error_code ignored;
   for (fs::directory_iterator entry(packages / "nvidia", ignored), end; !ignored && entry != end;
        entry.increment(ignored)) {
-    if (fs::is_directory(entry->path() / "include", ignored)) folders.push_back(entry->path() / "include");
+    if (is_folder(entry->path() / "include")) folders.push_back(entry->path() / "include");
   }
   std::ranges::sort(folders);
   const std::string conda = environment("CONDA_PREFIX");
   for (const fs::path& last : {packages / "triton" / "backends" / "nvidia" / "include",
                                fs::path(conda.empty() ? "/nowhere" : conda) / "targets" / kCondaTarget / "include",
                                fs::path("/usr/local/cuda/include")}) {
-    if (fs::is_directory(last, ignored)) folders.push_back(last);
+    if (is_folder(last)) folders.push_back(last);
   }
   return folders;
 }

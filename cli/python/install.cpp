@@ -1,6 +1,7 @@
 #include "cli/python/install.h"
 
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "extension/environment.h"
 
 // OOMDIAG_SOURCE, OOMDIAG_PYTHON and OOMDIAG_TORCH_VERSION come from cli/CMakeLists.txt.
@@ -49,7 +50,7 @@ Install of_prefix(const fs::path& prefix) {
 Install find_install() {
   std::error_code ignored;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", ignored).parent_path().parent_path();
-  return fs::exists(prefix / "share" / "oomdiag", ignored) ? of_prefix(prefix) : of_build(prefix);
+  return is_there(prefix / "share" / "oomdiag") ? of_prefix(prefix) : of_build(prefix);
 }
 
 std::string_view minor_of(std::string_view version) {

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "cli/process/files.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -30,8 +31,7 @@ void append(std::string& list, std::string_view entry) {
 }
 
 void append_if_there(std::string& list, const std::filesystem::path& library) {
-  std::error_code ignored;
-  if (std::filesystem::exists(library, ignored)) append(list, library.string());
+  if (is_there(library)) append(list, library.string());
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "cli/process/environment.h"
+#include "cli/process/files.h"
 #include "cli/process/launcher.h"
-#include "cli/process/read_file.h"
 #include "cli/python/first_use.h"
 #include "cli/python/install.h"
 #include "cli/terminal/terminal.h"
@@ -65,8 +65,7 @@ fs::path find_in_path(const std::string& program) {
   if (program.find('/') != program.npos) return program;
   std::istringstream folders(environment("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
-    std::error_code ignored;
-    if (fs::is_regular_file(fs::path(folder) / program, ignored)) return fs::path(folder) / program;
+    if (is_file(fs::path(folder) / program)) return fs::path(folder) / program;
   }
   return {};
 }

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "cli/process/files.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/packed.h"
@@ -211,8 +212,7 @@ std::string make_bundle(const fs::path& folder) {
   Packer packer;
   for (const fs::path& part : folders) {
     for (const char* name : kBundled) {
-      std::error_code ignored;
-      if (!fs::is_regular_file(part / name, ignored)) continue;
+      if (!is_file(part / name)) continue;
       add_file(packer, (part / name).lexically_relative(folder).string(), part / name);
     }
   }

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "cli/device/snapshot_device.h"
+#include "cli/process/files.h"
 #include "cli/process/launcher.h"
-#include "cli/process/read_file.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/reports/alive.h"
 #include "cli/reports/bundle.h"
@@ -74,8 +74,7 @@ Report read_report(const fs::path& file) {
 
 /// The report on a run made anew, with what the one that lies there has from other runs.
 Report with_measured(Report report, const fs::path& earlier) {
-  std::error_code ignored;
-  if (!fs::exists(earlier, ignored)) return report;
+  if (!is_there(earlier)) return report;
   try {
     keep_measured(report, read_report(earlier));
   } catch (const Error&) {  // the trace alone will do
@@ -90,8 +89,7 @@ bool still_runs(const Trace& trace, const fs::path& file, const RunFacts& facts)
 
 /// What the report of a run remembers and its trace does not know.
 RunFacts remembered_facts(const fs::path& file) {
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return {};
+  if (!is_there(file)) return {};
   try {
     const Report report = read_report(file);
     RunFacts facts;
@@ -193,10 +191,9 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
 }
 
 Trace load_trace(const fs::path& path) {
-  std::error_code ignored;
   check_exists(path, kTraces);
-  if (fs::is_directory(path, ignored)) {
-    if (fs::exists(path / "trace", ignored)) return read_trace(path / "trace");
+  if (is_folder(path)) {
+    if (is_there(path / "trace")) return read_trace(path / "trace");
     throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
   }
   const FileFormat format = find_format(path);
@@ -242,10 +239,9 @@ std::vector<fs::path> by_start(const std::vector<fs::path>& traces) {
 }
 
 Explained load_folder(const fs::path& path) {
-  std::error_code ignored;
   const fs::path earlier = path / "report.json";
   const std::vector<fs::path> traces = find_traces(path);
-  if (traces.empty() && fs::exists(earlier, ignored)) return only(read_report(earlier));
+  if (traces.empty() && is_there(earlier)) return only(read_report(earlier));
   const RunFacts facts = remembered_facts(earlier);
   if (traces.size() != 1) {
     Explained job = only(with_measured(explain_run(path, facts), earlier));
@@ -287,9 +283,8 @@ Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevi
 }  // namespace
 
 Explained load_explained(const fs::path& path, const SnapshotDevice& gpu) {
-  std::error_code ignored;
   check_exists(path);
-  if (!fs::is_directory(path, ignored)) return load_file(path, path, gpu);
+  if (!is_folder(path)) return load_file(path, path, gpu);
   if (gpu.is_given()) reject_gpu(path);
   return load_folder(path);
 }

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <tuple>
 
+#include "cli/process/files.h"
 #include "cli/terminal/terminal.h"
 #include "extension/write_status.h"
 #include "profiler/error.h"
@@ -102,14 +103,14 @@ std::vector<fs::path> find_traces(const fs::path& folder) {
   std::vector<fs::path> traces;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    if (entry.is_directory(ignored) && fs::exists(entry.path() / "trace", ignored)) {
+    if (entry.is_directory(ignored) && is_there(entry.path() / "trace")) {
       traces.push_back(entry.path() / "trace");
     }
   }
   std::sort(traces.begin(), traces.end(), [](const fs::path& a, const fs::path& b) {
     return order_of(a.parent_path().filename()) < order_of(b.parent_path().filename());
   });
-  if (fs::exists(folder / "trace", ignored)) traces.insert(traces.begin(), folder / "trace");
+  if (is_there(folder / "trace")) traces.insert(traces.begin(), folder / "trace");
   return traces;
 }
 
@@ -136,9 +137,8 @@ std::string find_obstacle(const fs::path& folder) {
 }  // namespace
 
 Leftovers look_into(const fs::path& folder) {
-  std::error_code ignored;
   const bool has_trace = !find_traces(folder).empty();
-  Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  Leftovers left{.was_loaded = has_trace || is_there(folder / "loaded"), .has_trace = has_trace};
   if (!has_trace) left.why_not_writable = find_obstacle(folder);
   std::ifstream loaded(folder / "loaded");
   for (std::string line; std::getline(loaded, line);) {
@@ -153,9 +153,8 @@ Leftovers look_into(const fs::path& folder) {
 
 fs::path run_config_file(const fs::path& folder) {
   const fs::path file = folder / kRunConfigFile;
-  std::error_code ignored;
   const bool is_of_rank = folder.filename().string().starts_with(kRankFolder);
-  return is_of_rank && !fs::exists(file, ignored) ? folder.parent_path() / kRunConfigFile : file;
+  return is_of_rank && !is_there(file) ? folder.parent_path() / kRunConfigFile : file;
 }
 
 bool is_run_file(std::string_view name) {

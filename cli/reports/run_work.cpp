@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "cli/device/rates.h"
-#include "cli/process/read_file.h"
+#include "cli/process/files.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/cost/communication.h"
 #include "profiler/cost/metered_operator.h"
@@ -26,8 +26,7 @@ namespace {
 
 std::optional<MeteredRun> read_metered_run(const std::filesystem::path& trace) {
   const std::filesystem::path file = trace.parent_path() / kWorkFile;
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored)) return std::nullopt;
+  if (!is_there(file)) return std::nullopt;
   return parse_metered_run(read_file(file));
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <system_error>
 
+#include "cli/process/files.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/terminal_text.h"
@@ -63,8 +64,7 @@ Report unpack(std::string_view text) {
 }
 
 void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
-  std::error_code ignored;
-  const bool is_special = fs::exists(file, ignored) && !fs::is_regular_file(file, ignored);
+  const bool is_special = is_there(file) && !is_file(file);
   const std::error_code error = is_special ? write_into(file, text, mode, 0) : replace(file, text, mode);
   if (!error) return;
   throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
@@ -73,8 +73,7 @@ void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
 void check_writable(const fs::path& file, const char* option) {
   if (file.empty()) return;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
-  std::error_code ignored;
-  if (fs::is_directory(file, ignored))
+  if (is_folder(file))
     throw Error(ErrorKind::usage, fmt::format("{} {} is a folder, not a file", option, file.string()));
   if (access(folder.c_str(), W_OK | X_OK) == 0) return;
   throw Error(ErrorKind::usage,
