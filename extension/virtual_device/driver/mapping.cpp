@@ -142,7 +142,7 @@ CUresult retain_pages(uintptr_t address, PhysicalHandle* handle) {
   return CUDA_SUCCESS;
 }
 
-void release_pages_of(const Device& device) {
+void release_pages_of(Device& device) {
   std::lock_guard guard(memory_lock());
   const auto is_of_device = [&](PhysicalHandle handle) {
     const auto entry = handles.find(handle);
@@ -161,7 +161,7 @@ void release_pages_of(const Device& device) {
       ++entry;
       continue;
     }
-    refund(*find_device(device.ordinal), entry->second.bytes);
+    refund(device, entry->second.bytes);
     entry = handles.erase(entry);
   }
 }

@@ -41,7 +41,7 @@ CUresult unmap_pages(CUdeviceptr begin, int64_t bytes);
 CUresult retain_pages(uintptr_t address, PhysicalHandle* handle);
 
 /// All handles of the device and what is mapped of them are gone.
-void release_pages_of(const Device& device);
+void release_pages_of(Device& device);
 
 std::optional<PhysicalPages> find_pages(PhysicalHandle handle);
 
