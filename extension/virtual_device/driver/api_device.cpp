@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 
 #include "extension/virtual_device/device_files/gpu.h"
 #include "extension/virtual_device/driver/context.h"
@@ -30,76 +31,77 @@ int double_ratio(const Gpu& gpu) {
   return is_data_centre ? 2 : gpu.compute_major == 7 ? 32 : 64;
 }
 
+struct KnownAttribute {
+  CUdevice_attribute attribute;
+  int value;
+};
+
 /// What every GPU of compute capability 7.5 to 12.0 answers under Linux (CUDA programming guide, compute
 /// capabilities); 0 for what is not known, which is what GPUs answer for features that they lack.
-int common_attribute(CUdevice_attribute attribute) {
-  switch (static_cast<int>(attribute)) {
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
-    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y:
-      return 1024;
-    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z:
-      return 64;
-    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X:
-    case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
-      return 2147483647;
-    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
-    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z:
-      return 65535;
-    case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
-      return 65536;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
-    case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT:
-      return 32;
-    case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
-    case CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT:
-      return 512;
-    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH:
-    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH:
-      return 131072;
-    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT:
-      return 65536;
-    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
-      return 2;
-    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
-      return -1;
-    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
-      return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
-    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
-    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT:
-      return 1;
-    default:
-      return 0;
-  }
-}
+constexpr KnownAttribute kCommonAttributes[] = {
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+    {CU_DEVICE_ATTRIBUTE_MAX_PITCH, 2147483647},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+    {CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT, 65536},
+    {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
+    {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+    {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR},
+    {CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+    {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
+    {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT, 1},
+};
 
-CUresult parse_bus_id(CUdevice* device, const char* text) {
-  unsigned domain = 0;
-  unsigned bus = 0;
-  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
-  const Device* found = oomdiag::find_installed(static_cast<int>(bus) - 1);
-  if (!found || found->ordinal < 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = found->ordinal;
-  return CUDA_SUCCESS;
-}
+struct GpuAttribute {
+  CUdevice_attribute attribute;
+  int Gpu::*field;
+};
+
+/// What its device file says.
+constexpr GpuAttribute kGpuAttributes[] = {
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &Gpu::compute_major},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &Gpu::compute_minor},
+    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &Gpu::multiprocessors},
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &Gpu::threads_per_multiprocessor},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, &Gpu::blocks_per_multiprocessor},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &Gpu::registers_per_multiprocessor},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, &Gpu::shared_bytes_per_block},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &Gpu::shared_bytes_per_block_optin},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &Gpu::shared_bytes_per_multiprocessor},
+    {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, &Gpu::reserved_shared_bytes_per_block},
+    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &Gpu::l2_bytes},
+    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, &Gpu::clock_khz},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, &Gpu::memory_clock_khz},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, &Gpu::memory_bus_bits},
+};
 
 }  // namespace
 
@@ -108,34 +110,6 @@ namespace oomdiag {
 int gpu_attribute(const Device& device, CUdevice_attribute attribute) {
   const Gpu& gpu = device.gpu;
   switch (static_cast<int>(attribute)) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      return gpu.compute_major;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      return gpu.compute_minor;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      return gpu.multiprocessors;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
-      return gpu.threads_per_multiprocessor;
-    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
-      return gpu.blocks_per_multiprocessor;
-    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
-      return gpu.registers_per_multiprocessor;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
-      return gpu.shared_bytes_per_block;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
-      return gpu.shared_bytes_per_block_optin;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
-      return gpu.shared_bytes_per_multiprocessor;
-    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
-      return gpu.reserved_shared_bytes_per_block;
-    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
-      return gpu.l2_bytes;
-    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
-      return gpu.clock_khz;
-    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
-      return gpu.memory_clock_khz;
-    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
-      return gpu.memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
       return is_integrated(gpu);
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
@@ -145,9 +119,11 @@ int gpu_attribute(const Device& device, CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
       return gpu.compute_major >= 9;
-    default:
-      return common_attribute(attribute);
   }
+  const auto* const known = std::ranges::find(kCommonAttributes, attribute, &KnownAttribute::attribute);
+  if (known != std::end(kCommonAttributes)) return known->value;
+  const auto* const of_gpu = std::ranges::find(kGpuAttributes, attribute, &GpuAttribute::attribute);
+  return of_gpu != std::end(kGpuAttributes) ? gpu.*of_gpu->field : 0;
 }
 
 }  // namespace oomdiag
@@ -185,7 +161,13 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevic
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
-  return parse_bus_id(device, text);
+  unsigned domain = 0;
+  unsigned bus = 0;
+  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
+  const Device* found = oomdiag::find_installed(static_cast<int>(bus) - 1);
+  if (!found || found->ordinal < 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = found->ordinal;
+  return CUDA_SUCCESS;
 }
 
 /// GPUs of one kind reach each other, others do not, and GeForce GPUs never: what a machine really allows depends on its
