@@ -94,8 +94,8 @@ class Halves {
     int64_t left = 0, right = 0;
   };
 
-  static constexpr int64_t kLeastRounds = 256, kMostRounds = 8000;
-  static constexpr int64_t kMostWords = int64_t{1} << 32;  ///< a few seconds
+  static constexpr int64_t kLeastRounds = 256, kMaxRounds = 8000;
+  static constexpr int64_t kMaxWords = int64_t{1} << 32;  ///< a few seconds
 
   bool equal(int64_t x, int64_t y) const { return left_[static_cast<size_t>(x)] == right_[static_cast<size_t>(y)]; }
   int64_t& forward(int64_t k) { return forward_[static_cast<size_t>(k + shift_)]; }
@@ -117,12 +117,12 @@ class Halves {
     forward(from) = part.left;
     backward(to) = part.left_end;
     const int64_t words = (part.left_end - part.left) * (part.right_end - part.right) / 64;
-    const int64_t most = std::clamp(static_cast<int64_t>(std::sqrt(words)), kLeastRounds, kMostRounds);
+    const int64_t most = std::clamp(static_cast<int64_t>(std::sqrt(words)), kLeastRounds, kMaxRounds);
     for (int64_t d = 1; d <= most; ++d) {
       if (const auto met = step_forward(part, from, to, d, is_odd)) return *met;
       if (const auto met = step_backward(part, from, to, d, !is_odd)) return *met;
     }
-    return words <= kMostWords ? divide_by_lengths(part) : farthest(part, from, to, most);
+    return words <= kMaxWords ? divide_by_lengths(part) : farthest(part, from, to, most);
   }
 
   /// The diagonals that `d` differences from `middle` reach within the part: first and last.

@@ -50,7 +50,7 @@ KeptInput keep_input(int descriptor, const std::filesystem::path& file) {
                                                  : read(descriptor, buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return kept;
-    const int64_t taken = std::min<int64_t>(count, kMostInput - kept.bytes);
+    const int64_t taken = std::min<int64_t>(count, kMaxInput - kept.bytes);
     if (taken > 0 && !out.is_open()) out.open(file, std::ios::binary);
     out.write(buffer.data(), taken);
     kept.bytes += taken;

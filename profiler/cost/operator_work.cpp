@@ -281,12 +281,12 @@ bool has_bias(const MeteredOperator& metered) {
 
 /// Sums over all rows of a matrix, as gradients of biases are: few thread blocks have all rows. From some number on they are more.
 int64_t rows_of_sum(const MeteredOperator& metered) {
-  constexpr int64_t kMostRows = 65536;
+  constexpr int64_t kMaxRows = 65536;
   if (metered.inputs.empty() || metered.outputs.empty()) return 0;
   const WorkValue &input = metered.inputs[0], &output = metered.outputs[0];
   const bool keeps_columns = input.values.size() > 1 && !output.values.empty() &&
                              output.values.back() == input.values.back() && elements_of(output) > 1;
-  return keeps_columns ? std::min(kMostRows, elements_of(input) / elements_of(output)) : 0;
+  return keeps_columns ? std::min(kMaxRows, elements_of(input) / elements_of(output)) : 0;
 }
 
 /// Whether the flag `is_causal` of scaled_dot_product_attention was given; native_functions.yaml has its place.

@@ -21,7 +21,7 @@ constexpr Tile kTiles[] = {{256, 128, 1}, {128, 128, 0.95}, {128, 64, 0.8}, {64,
                            {64, 32, 0.5}, {128, 32, 0.55},  {32, 32, 0.35}};
 
 constexpr int64_t kLeastOfSplit = 512;  ///< of the inner dimension, that each part of a split product has
-constexpr int64_t kMostSplits = 16;
+constexpr int64_t kMaxSplits = 16;
 
 bool is_hopper(const DeviceRates& rates) { return rates.capability_major == 9; }
 
@@ -38,7 +38,7 @@ double flops_in_parts(const MatrixProduct& product, const Tile& tile, int64_t mu
 double flops_in_waves(const MatrixProduct& product, int64_t multiprocessors) {
   if (std::min(product.m, product.n) == 1)
     return static_cast<double>(product.flops()) / static_cast<double>(product.steps);
-  const int64_t most_splits = std::clamp<int64_t>(product.k / kLeastOfSplit, 1, kMostSplits);
+  const int64_t most_splits = std::clamp<int64_t>(product.k / kLeastOfSplit, 1, kMaxSplits);
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
     for (int64_t splits = 1; splits <= most_splits; ++splits)

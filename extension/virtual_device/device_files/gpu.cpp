@@ -215,9 +215,9 @@ int64_t read_size(std::string_view text) {
     scale = unit.bytes;
     break;
   }
-  constexpr int64_t kMost = int64_t{1} << 44;
+  constexpr int64_t kMax = int64_t{1} << 44;
   const std::optional<int64_t> number = parse_whole_number(text);
-  if (!number || *number < 0 || *number > kMost / scale)
+  if (!number || *number < 0 || *number > kMax / scale)
     throw std::invalid_argument("names no size of host memory after wddm+, as in wddm+16GiB");
   return *number * scale;
 }

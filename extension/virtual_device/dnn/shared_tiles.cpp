@@ -23,10 +23,10 @@ constexpr int64_t kDescribedAtOnce = 18;
 /// Among how many blocks a tile is shared at most, where so many run at once for each. A part has eight steps along the inner dimension, or
 /// more. Half precision has another rule: of the tiles that are left after whole waves two blocks share one. 0 where it is not known.
 int64_t find_parts_of_tile(const ConvolutionProduct& product, int64_t blocks_of_tile, bool is_rest) {
-  constexpr int64_t kMostParts = 128, kLeastSteps = 8, kStepBytes = 128, kManySteps = 1000;
+  constexpr int64_t kMaxParts = 128, kLeastSteps = 8, kStepBytes = 128, kManySteps = 1000;
   const bool is_half = product.element_bytes < 4;
   const int64_t steps = product.inner * product.element_bytes / kStepBytes;
-  const int64_t most = std::max<int64_t>(1, std::min({blocks_of_tile, kMostParts, steps / kLeastSteps}));
+  const int64_t most = std::max<int64_t>(1, std::min({blocks_of_tile, kMaxParts, steps / kLeastSteps}));
   if (is_half && is_rest) return std::min<int64_t>(2, most);
   return is_half && most > 1 && steps < kManySteps ? 0 : most;
 }
@@ -44,9 +44,9 @@ std::optional<int64_t> count_parts(const ConvolutionProduct& product, int64_t ti
 /// What a plan wants beside the parts of tiles: room for the tensors in another layout, or almost nothing, where they lie as the kernel wants.
 /// None where `bytes` is neither.
 std::optional<int64_t> find_layout_bytes(const ConvolutionProduct& product, int64_t bytes) {
-  constexpr int64_t kBesides = 16, kMostFlags = 2048;
+  constexpr int64_t kBesides = 16, kMaxFlags = 2048;
   for (const int64_t wanted : {product.tensor_bytes, int64_t{0}}) {
-    if (bytes >= wanted && bytes < wanted + kMostFlags) return bytes < kBesides ? bytes : wanted + kBesides;
+    if (bytes >= wanted && bytes < wanted + kMaxFlags) return bytes < kBesides ? bytes : wanted + kBesides;
   }
   return std::nullopt;
 }
@@ -116,14 +116,14 @@ int64_t find_workspace_of_shared_tiles(const ConvolutionProduct& product, const 
 }
 
 bool read_block_shape(cudnnBackendDescriptor_t plan, BlockShape* block) {
-  constexpr int64_t kMostKnobs = 32;
+  constexpr int64_t kMaxKnobs = 32;
   Copies<1> choice(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-  Copies<kMostKnobs> knobs(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+  Copies<kMaxKnobs> knobs(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
   int64_t count = 0;
   if (!read(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, choice.all.data()))
     return false;
   if (!read(choice.all[0], CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, knobs.all.data(),
-            kMostKnobs, &count))
+            kMaxKnobs, &count))
     return false;
   bool has_tile = false, may_share = false;
   for (int64_t i = 0; i < count; ++i) {

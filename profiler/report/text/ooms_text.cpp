@@ -47,8 +47,8 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
     place->second.last = one.step;
     if (one.requested_bytes > place->second.largest.requested_bytes) place->second.largest = one;
   }
-  constexpr size_t kMostOnFirstScreen = 2;
-  const size_t shown = options.all || places.size() <= kMostOnFirstScreen + 1 ? places.size() : kMostOnFirstScreen;
+  constexpr size_t kMaxOnFirstScreen = 2;
+  const size_t shown = options.all || places.size() <= kMaxOnFirstScreen + 1 ? places.size() : kMaxOnFirstScreen;
   int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
   for (const auto& [key, place] : std::span(places).subspan(shown)) more += place.count;
   for (const auto& [key, place] : std::span(places).first(shown)) {
