@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pwd.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,13 +12,15 @@
 #include <array>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/commands/commands.h"
 #include "cli/device/snapshot_device.h"
+#include "cli/process/environment.h"
 #include "cli/reports/bundle.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_work.h"
-#include "cli/reports/secrets.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
@@ -27,7 +30,6 @@
 #include "profiler/export/tables.h"
 #include "profiler/export/to_snapshot.h"
 #include "profiler/report/json/json.h"
-#include "profiler/report/json/redact.h"
 
 namespace oomdiag {
 namespace {
@@ -182,6 +184,20 @@ int export_file(ExportOptions options) {
   write_whole(text, output, format.is_private && !from.is_redacted ? 0600 : 0666);
   fmt::print("{}\n", output.string());
   return 0;
+}
+
+/// What names somebody: of the user and of the machine.
+std::vector<std::string> find_secrets() {
+  std::vector<std::string> secrets;
+  const auto add = [&](const std::string& secret) {
+    constexpr size_t kShortest = 3;
+    if (secret.size() >= kShortest && secret != "root") secrets.push_back(secret);
+  };
+  for (const char* name : {"USER", "LOGNAME", "HOSTNAME"}) add(environment(name));
+  if (const passwd* const user = getpwuid(geteuid()); user != nullptr) add(user->pw_name);
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) == 0) add(host.data());
+  return secrets;
 }
 
 }  // namespace

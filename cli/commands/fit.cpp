@@ -21,7 +21,6 @@
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
 #include "cli/launch/ranks.h"
-#include "cli/launch/topology.h"
 #include "cli/python/install.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
@@ -133,11 +132,11 @@ std::string device_name(const FitOptions& options, const TopologyChoice& topolog
 }
 
 uint32_t steps_of(const FitOptions& options) {
-  constexpr int64_t kMost = 1 << 20;
+  constexpr int64_t kMax = 1 << 20;
   if (options.steps.empty() || options.steps == kAllSteps) return 0;
   const int64_t steps = parse_whole_number(options.steps).value_or(0);
-  if (steps >= 1 && steps <= kMost) return static_cast<uint32_t>(steps);
-  throw Error(ErrorKind::usage, fmt::format("--steps {} is no number of steps from 1 to {}", options.steps, kMost),
+  if (steps >= 1 && steps <= kMax) return static_cast<uint32_t>(steps);
+  throw Error(ErrorKind::usage, fmt::format("--steps {} is no number of steps from 1 to {}", options.steps, kMax),
               "as in --steps 45, or --steps all for whole runs");
 }
 

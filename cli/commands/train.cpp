@@ -23,7 +23,7 @@
 #include "profiler/error.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
-#include "profiler/report/text/case_text.h"
+#include "profiler/report/text/text.h"
 #include "profiler/report/words/place_text.h"
 #include "profiler/trace/trace.h"
 #include "samples/cases/notes.h"

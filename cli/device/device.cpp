@@ -1,14 +1,16 @@
 #include "cli/device/device.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <sstream>
 
 #include "cli/device/gpus.h"
-#include "cli/device/real_gpu.h"
+#include "cli/process/workers.h"
 #include "cli/python/install.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/sizes.h"
@@ -59,6 +61,20 @@ int64_t read_memory(const std::string& memory) {
     throw Error(ErrorKind::usage, fmt::format("--memory {} is out of range", memory), "valid: 256MiB to 16TiB");
   }
   return bytes;
+}
+
+/// From the documented driver API (cuda.h): all return CUDA_SUCCESS = 0.
+std::string ask_driver() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return {};
+  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  const auto get_count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+  const auto get_name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+  if (init == nullptr || get_count == nullptr || get_name == nullptr || init(0) != 0) return {};
+  int count = 0;
+  if (get_count(&count) != 0 || count == 0) return {};
+  std::array<char, 256> name{};
+  return get_name(name.data(), static_cast<int>(name.size()) - 1, 0) == 0 ? name.data() : "";
 }
 
 }  // namespace
@@ -153,6 +169,10 @@ void check_driver(const DeviceChoice& choice, const std::string& torch_version) 
   if (branch == 0 || !is_cuda_13 || branch >= kLeastDriverOfCuda13) return;
   throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
                                             torch_version, kLeastDriverOfCuda13, gpu.id));
+}
+
+std::string name_of_real_gpu() {
+  return run_in_processes({ask_driver}, 1, [](std::size_t) {}).front().value_or("");
 }
 
 }  // namespace oomdiag

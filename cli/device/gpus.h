@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "extension/virtual_device/device_files/gpu.h"  // IWYU pragma: export: what a GpuEntry has
+#include "profiler/cost/time_model.h"
 
 namespace oomdiag {
 
@@ -60,5 +62,9 @@ GpuEntry with_driver(GpuEntry gpu, const Driver& driver);
 /// What --device names: a GPU of the catalogue in `folder`, or a file, and a driver. Throws Error(usage or input) if there is
 /// none, or none that this wheel runs on.
 GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& device);
+
+/// What the GPU can do in a second, by its file. `name` is as CUDA gives it, or as after --device. `own`: the device file of the run,
+/// which counts before the catalogue if it is there and has that name. None if there is no such GPU.
+std::optional<DeviceRates> rates_of_device(std::string_view name, const std::filesystem::path& own = {});
 
 }  // namespace oomdiag

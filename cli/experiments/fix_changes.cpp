@@ -139,6 +139,12 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
   }
 }
 
+std::string to_lower(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  return lower;
+}
+
 }  // namespace
 
 Change change_of(std::string id) {
@@ -253,6 +259,15 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
   for (Change& change : changes) find_prediction(change, whole);
   std::ranges::stable_sort(changes, {}, &Change::cost);
   return changes;
+}
+
+// Names are those that training programs use: of argparse, click, fire, Hydra.
+bool names_batch(std::string_view option) {
+  const std::string name = to_lower(option.substr(std::min(option.find_first_not_of('-'), option.size())));
+  const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };
+  if (name == "b" || name == "bs" || name.ends_with(".bs")) return true;
+  return has("batch") && !has("batches") && !has("num") && !has("eval") && !has("val_") && !has("test") &&
+         !has("accum");
 }
 
 }  // namespace oomdiag

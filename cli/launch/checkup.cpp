@@ -9,7 +9,6 @@
 #include <set>
 
 #include "cli/device/device.h"
-#include "cli/device/real_gpu.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/environment.h"
 #include "cli/process/temporary_folder.h"

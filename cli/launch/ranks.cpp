@@ -4,12 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <fstream>
+#include <regex>
 #include <sstream>
 
 #include "cli/device/device.h"
 #include "cli/device/gpus.h"
-#include "cli/launch/topology.h"
 #include "cli/process/environment.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
@@ -39,6 +40,20 @@ std::vector<int> read_ranks(const std::string& list, int world_size) {
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   if (ranks.empty()) throw Error(ErrorKind::usage, "--ranks names no rank", "as in: --ranks 0,7,63");
   return ranks;
+}
+
+[[noreturn]] void reject(const std::string& text) {
+  throw Error(ErrorKind::usage, fmt::format("'{}' is no topology", text),
+              "GPUs of a host, links between them (nvlink, pcie, shm) and between hosts (ib, roce, efa, tcp), as in: "
+              "8xh100-nvlink,ib");
+}
+
+std::string network_of(const std::string& name, const std::string& text) {
+  constexpr std::array kRdma{"ib", "infiniband", "roce", "efa", "rdma"};
+  constexpr std::array kTcp{"tcp", "ethernet"};
+  if (std::find(kRdma.begin(), kRdma.end(), name) != kRdma.end()) return ",rdma";
+  if (std::find(kTcp.begin(), kTcp.end(), name) != kTcp.end()) return ",tcp";
+  reject(text);
 }
 
 }  // namespace
@@ -156,6 +171,18 @@ Environment environment_of_rank(const SingleRank& single, const std::filesystem:
   set(variables::kRankFolder, std::filesystem::current_path().string());
   set("PYTHONPATH", before_python_path(install.injected()));
   return variables;
+}
+
+TopologyChoice read_topology(const std::string& text) {
+  static const std::regex pattern("(?:([0-9]{1,3})x)?(?:(.*?)-)?(nvlink|pcie|shm)?(?:,([a-z]+))?");
+  std::smatch parts;
+  const bool is_one = std::regex_match(text, parts, pattern);
+  if (!is_one || text.empty() || (!parts[3].matched && !parts[4].matched)) reject(text);
+  TopologyChoice choice{.gpu = parts[2].str(), .links = parts[3].str()};
+  if (parts[1].matched) choice.gpus = std::stoi(parts[1].str());
+  if (parts[1].matched && choice.gpus == 0) reject(text);
+  if (parts[4].matched) choice.links += network_of(parts[4].str(), text);
+  return choice;
 }
 
 }  // namespace oomdiag

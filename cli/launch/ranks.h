@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "cli/device/device.h"
-#include "cli/launch/topology.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
 
@@ -17,13 +16,26 @@ class App;
 
 namespace oomdiag {
 
+/// A host of a job and what lies between hosts, as the command line says it.
+struct TopologyChoice {
+  int gpus = 0;         ///< of a host; 0 = not said
+  std::string gpu{};    ///< empty = not said
+  std::string links{};  ///< for the virtual NCCL (OOMDIAG_TOPOLOGY): "nvlink,rdma"
+
+  bool operator==(const TopologyChoice&) const = default;
+};
+
+/// "8xh100-nvlink,ib", "pcie", "4x-pcie,tcp", ",tcp": GPUs of a host and their kind, the links between them (nvlink, pcie,
+/// shm) and between hosts (ib, roce, efa, rdma; tcp, ethernet). Throws Error(usage).
+TopologyChoice read_topology(const std::string& text);
+
 /// What the command line says of the job.
 struct RankOptions {
   int world_size = 0;  ///< 0 = the program is no rank of a job, or knows that itself
   int rank = -1;
   std::string ranks{};  ///< "0,7,63" or "distinct"
   int local_world_size = 0;
-  std::string topology{};  ///< see cli/launch/topology.h
+  std::string topology{};  ///< as of read_topology()
 
   bool is_job() const { return world_size > 0; }
   TopologyChoice hosts() const { return topology.empty() ? TopologyChoice{} : read_topology(topology); }

@@ -21,7 +21,6 @@
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/packed.h"
-#include "profiler/snapshot/unpacked.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

@@ -25,9 +25,9 @@
 #include "profiler/report/make/whole_run.h"
 #include "profiler/report/report.h"
 #include "profiler/snapshot/format.h"
+#include "profiler/snapshot/packed.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
-#include "profiler/snapshot/unpacked.h"
 #include "profiler/trace/format.h"
 #include "profiler/trace/trace.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/device/rates.h"
+#include "cli/device/gpus.h"
 #include "cli/process/files.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/cost/communication.h"

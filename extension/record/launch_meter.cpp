@@ -1,5 +1,3 @@
-#include "extension/record/launch_meter.h"
-
 #include <dlfcn.h>
 
 #include <algorithm>

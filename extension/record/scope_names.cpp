@@ -1,9 +1,10 @@
 #include "extension/record/scope_names.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "extension/record/intern_cache.h"
-#include "extension/record/numbered_names.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -21,6 +22,20 @@ size_t place_of(std::string_view name) {
   return name.size() * 7 + last;
 }
 
+/// "iteration #" of "iteration 17"; empty where there are no digits.
+std::string form_of(std::string_view name) {
+  if (std::none_of(name.begin(), name.end(), is_digit)) return {};
+  std::string form;
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (!is_digit(name[i])) {
+      form += name[i];
+    } else if (i == 0 || !is_digit(name[i - 1])) {
+      form += '#';
+    }
+  }
+  return form;
+}
+
 }  // namespace
 
 const ScopeName& ScopeNames::find(std::string_view given, NumberedNames& numbered, InternCache& names) {
@@ -35,6 +50,22 @@ const ScopeName& ScopeNames::find(std::string_view given, NumberedNames& numbere
             .of_optimizer = canonical.starts_with("Optimizer."),
             .is_optimizer_step = canonical.starts_with("Optimizer.step")};
   return recent;
+}
+
+std::string_view NumberedNames::canonical_name(std::string_view name) {
+  const std::string form = form_of(name);
+  if (form.empty()) return name;
+  const std::lock_guard lock(mutex_);
+  auto known = forms_.find(form);
+  if (known == forms_.end()) {
+    if (forms_.size() >= kMaxForms) return "#";
+    known = forms_.try_emplace(form).first;
+  }
+  auto& names = known->second;
+  if (names.contains(std::string(name))) return name;
+  if (names.size() >= kMaxOfOneForm) return known->first;
+  names.emplace(name);
+  return name;
 }
 
 }  // namespace oomdiag

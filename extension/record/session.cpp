@@ -26,7 +26,6 @@
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/internal_names.h"
-#include "extension/record/launch_meter.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_arguments.h"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "extension/record/learned_step.h"
-#include "extension/record/numbered_names.h"
+#include "extension/record/scope_names.h"
 #include "extension/record/step_counter.h"
 #include "extension/record/thread_numbers.h"
 #include "profiler/trace/format.h"
@@ -23,7 +23,7 @@ class Session {
   TraceWriter& writer() { return *writer_; }
   StepCounter& steps() { return steps_; }
   NumberedNames& scope_names() { return scope_names_; }
-  /// What a path of scopes or a mark is recorded as: programs number them (numbered_names.h). Counts those that lose their number.
+  /// What a path of scopes or a mark is recorded as: programs number them (scope_names.h). Counts those that lose their number.
   std::string_view canonical_name(std::string_view name);
   const std::filesystem::path& trace() const { return trace_; }
   StepLearner& learner() { return learner_; }

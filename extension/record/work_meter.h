@@ -28,7 +28,11 @@ inline constexpr char kWorkFile[] = "work";
 /// Call it once, while recording.
 void start_work_meter(const std::filesystem::path& file);
 
-/// Counts a kernel that this thread launches, outside of operators that are metered (launch_meter.h): their kernels belong to them.
+/// Meters kernels that no operator of PyTorch launches, as those of torch.compile, Triton and CuPy, on the virtual device: by what their PTX
+/// says that they read and write of each tensor. Call it with start_work_meter, before the program compiles any.
+void start_launch_meter();
+
+/// Counts a kernel that this thread launches, outside of operators that are metered (start_launch_meter): their kernels belong to them.
 void meter_kernel(std::string_view name, int64_t read_bytes, int64_t written_bytes, bool is_known);
 
 }  // namespace oomdiag

@@ -12,7 +12,6 @@
 #include "profiler/export/pieces.h"
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/allocator/initial_layout.h"
-#include "profiler/replay/allocator/layout.h"
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/evidence/join.h"
 #include "profiler/replay/history.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "profiler/error.h"
-#include "profiler/snapshot/unpacked.h"
+#include "profiler/snapshot/packed.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {

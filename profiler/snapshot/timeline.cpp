@@ -5,8 +5,8 @@
 #include <istream>
 
 #include "profiler/error.h"
+#include "profiler/snapshot/packed.h"
 #include "profiler/snapshot/timeline_reader.h"
-#include "profiler/snapshot/unpacked.h"
 
 // A Chrome trace is an object of events, most of which are not of memory:
 //

@@ -68,4 +68,15 @@ cudnnStatus_t convolve(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnFil
   return submit_work(handle, amount);
 }
 
+size_t count_dropout_bytes() {
+  constexpr size_t kStateBytes = 16;
+  int ordinal = 0;
+  int multiprocessors = 0;
+  int threads = 0;
+  cudaGetDevice(&ordinal);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal);
+  cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, ordinal);
+  return static_cast<size_t>(multiprocessors) * static_cast<size_t>(threads) * kStateBytes;
+}
+
 }  // namespace oomdiag

@@ -4,14 +4,13 @@
 // one first and the real one then. All other names go on with a jump, so that the C library sees who called;
 // of those one is a sign (cuda_python.h).
 
-#include "extension/virtual_device/dnn/open.h"
-
 #include <dlfcn.h>
 
 #include <cstring>
 #include <string_view>
 
 #include "extension/virtual_device/dnn/cuda_python.h"
+#include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/entry_point.h"
 
 namespace {

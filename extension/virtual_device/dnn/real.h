@@ -6,6 +6,9 @@ namespace oomdiag {
 /// look. Ends the process with a line when there is none: nothing could be answered truly.
 void* find_real(const char* name);
 
+/// The real cuDNN, where it is loaded: as dlopen would give it, were that not interposed.
+void* find_real_library();
+
 }  // namespace oomdiag
 
 /// The real function behind the interposed `function`.

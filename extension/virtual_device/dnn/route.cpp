@@ -34,7 +34,6 @@
 #include "extension/virtual_device/dnn/before_9_8.h"
 #include "extension/virtual_device/dnn/descriptors.h"
 #include "extension/virtual_device/dnn/handle.h"
-#include "extension/virtual_device/dnn/open.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/dnn/shared_tiles.h"
 #include "extension/virtual_device/driver/device.h"

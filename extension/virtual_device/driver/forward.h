@@ -53,7 +53,7 @@ CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_byte
 /// The largest block of those with which the most threads are resident, and the grid that fills the GPU with it.
 CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t shared_bytes, int most_threads);
 
-/// A write of a number by a stream (api_waits.cpp).
+/// A write of a number by a stream.
 template <typename Number>
 CUresult write_value(CUstream stream, CUdeviceptr to, Number value) {
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)) return error;

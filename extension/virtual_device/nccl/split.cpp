@@ -1,5 +1,3 @@
-#include "extension/virtual_device/nccl/split.h"
-
 // ncclCommSplit is the one call whose answer depends on what the other ranks said: how many chose the same color. Each
 // rank writes its row into a file that is named after the communicator, and reads the others' when all are there. The
 // last to read takes the file away. In a group one thread may speak for several ranks, so that rows are read when it ends, as
@@ -16,6 +14,7 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/nccl/forward.h"
 #include "extension/virtual_device/nccl/group.h"
 #include "extension/virtual_device/nccl/single_rank/job.h"
 #include "extension/virtual_device/nccl/single_rank/members.h"

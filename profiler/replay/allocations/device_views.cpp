@@ -6,7 +6,6 @@
 #include "profiler/replay/allocations/device_follower.h"
 #include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/allocator/blocks.h"
-#include "profiler/replay/allocator/layout.h"
 #include "profiler/trace/event_log.h"
 
 // What a DeviceFollower keeps while it follows the events: the live set at the failure, or at the highest point so far, and

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "profiler/event.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/history.h"
 
 // Why replay split and merge? Events carry the bytes that were *requested*. What the GPU loses is the block, and a block
 // can be up to 1 MiB larger than its request, depending on what was free at that address just then. Rounding alone is off
@@ -217,6 +219,28 @@ void Blocks::set_free(uint32_t id) {
   block.state = State::free;
   block.tag = Block::kNone;
   if (block.expandable) free_mapped_[block.address] = id;
+}
+
+SegmentLayout lay_out(std::span<const Block> segment) {
+  SegmentLayout layout{.address = segment.front().address,
+                       .stream = segment.front().stream,
+                       .pool = segment.front().pool,
+                       .small = segment.front().small,
+                       .expandable = segment.front().expandable};
+  std::vector<const Block*> used;
+  for (const Block& block : segment) {
+    layout.bytes += block.bytes;
+    if (block.state == Block::State::free) {
+      ++layout.holes;
+      layout.largest_free_block_bytes = std::max(layout.largest_free_block_bytes, block.bytes);
+    } else {
+      layout.used_bytes += block.bytes;
+      used.push_back(&block);
+    }
+  }
+  std::sort(used.begin(), used.end(), [](const Block* a, const Block* b) { return a->bytes > b->bytes; });
+  for (size_t i = 0; i < used.size() && i < 3; ++i) layout.blocked_by.push_back(used[i]->address);
+  return layout;
 }
 
 }  // namespace oomdiag

@@ -9,6 +9,7 @@
 #include "profiler/event.h"
 #include "profiler/replay/allocator/address_map.h"
 #include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 
@@ -132,5 +133,8 @@ class Blocks {
   Totals marked_totals_;
   std::vector<std::pair<uint32_t, Block>> before_;  ///< what has changed since, as it was
 };
+
+/// What a segment looks like whose blocks, in address order, are these.
+SegmentLayout lay_out(std::span<const Block> segment);
 
 }  // namespace oomdiag

@@ -1,5 +1,3 @@
-#include "profiler/report/json/redact.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>

@@ -11,10 +11,8 @@
 #include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
-#include "profiler/report/text/case_text.h"
 #include "profiler/report/text/fixes_table.h"
 #include "profiler/report/text/holders_table.h"
-#include "profiler/report/text/job_table.h"
 #include "profiler/report/text/table.h"
 #include "profiler/report/text/text_tables.h"
 #include "profiler/report/text/work.h"
@@ -319,10 +317,23 @@ std::string compose(const Report& report, const TextOptions& options) {
   return count_lines(screen) <= kMaxLines ? screen : below(text + fix);  // what a library did without is a detail
 }
 
+constexpr size_t kCaseColumns = 92;
+constexpr size_t kMaxCharacters = 2000;
+
 }  // namespace
 
 std::string to_text(const Report& report, const TextOptions& options) {
   return printable_lines(compose(report, options), options.unicode);
+}
+
+std::string case_text(const ReportCase& reference_case) {
+  const std::string id = reference_case.id.empty() ? "" : " " + printable(reference_case.id, 12);
+  std::string text = fmt::format("  case{}: {}\n", id, printable(reference_case.about, 80));
+  for (const std::string& note : reference_case.notes) {
+    const std::string safe = printable(note, kMaxCharacters);
+    text += safe.starts_with("  ") ? "  " + safe + "\n" : wrapped(safe, kCaseColumns);
+  }
+  return text;
 }
 
 }  // namespace oomdiag

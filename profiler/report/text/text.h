@@ -11,4 +11,7 @@ namespace oomdiag {
 /// three others, GPU memory, the next command. No colours. At most 100 columns but for code and causes, one unit per table.
 std::string to_text(const Report& report, const TextOptions& options = {});
 
+/// The paragraph "case S10: …" of a report: sentences are wrapped, tables stay as they are.
+std::string case_text(const ReportCase& reference_case);
+
 }  // namespace oomdiag

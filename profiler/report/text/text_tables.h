@@ -18,4 +18,10 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
 /// The places that the program marked, with what was allocated there; empty without marks.
 std::string marks_table(const ReportOfDevice& device);
 
+/// The processes of a job side by side, and which of them needs more than the others; empty for a single process.
+std::string ranks_table(const Report& report);
+
+/// The GPUs of one process, and how far each got; empty if there is one, or if there are several processes.
+std::string gpus_table(const Report& report);
+
 }  // namespace oomdiag

@@ -3,7 +3,7 @@
 #include <thread>
 #include <vector>
 
-#include "extension/record/numbered_names.h"
+#include "extension/record/scope_names.h"
 #include "tests/catch.h"
 
 using namespace oomdiag;

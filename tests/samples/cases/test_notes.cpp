@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "profiler/report/text/case_text.h"
+#include "profiler/report/text/text.h"
 #include "samples/cases/notes.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"

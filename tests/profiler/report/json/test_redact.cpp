@@ -1,5 +1,4 @@
 #include "profiler/report/json/json.h"
-#include "profiler/report/json/redact.h"
 #include "profiler/report/make/make_report.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
