@@ -232,6 +232,13 @@ constexpr FixRow kCures[] = {
      .group = "pairs",
      .lines =
          "y = x.to(torch.float32, copy=True).div_(scale).clamp_(low, high)  # one copy in place of one for each op"},
+    {.id = "masked_fill",
+     .label = "a mask that selects without indices",
+     .group = "pairs",
+     .lines =
+         "x = torch.where(mask, x + value, x)  # or x.masked_fill_(mask, value): no indices are made of the mask\n"
+         "for part, of_part in zip(x.split(64), mask.split(64)): part[of_part] = value  # or rows in parts; or on the "
+         "host"},
     {.id = "as_much_as_before", .label = "parts as large as in the steps before", .group = "batch"},
     {.id = "one_optimizer", .label = "let the optimizer of before go", .group = "program"},
     {.id = "model_later", .label = "keep the model on the host until it is called", .group = "program"},

@@ -13,6 +13,7 @@
 #include "profiler/explain/words/shape.h"
 #include "profiler/explain/words/short_place.h"
 #include "profiler/one_of.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/replay/history.h"
 #include "profiler/trace/stack_call.h"
 
@@ -146,6 +147,28 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
                  : std::vector<std::string>{
                        "for part in x.split(64): use(part.argsort())  # of rows one block after the other, each "
                        "reduced before the next; or x.cpu().argsort(): the host has room for it"}};
+}
+
+// nonzero() of the mask: for each true element, here of all, a number of 64 bits by dimension.
+Found find_mask_indices(const ReasonFacts& facts) {
+  constexpr int64_t kIndexBytes = 8, kMostDimensions = 5;
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr ||
+      !fails_in(facts, {"aten::index", "aten::index_put_", "aten::masked_select", "aten::_index_put_impl_"}) ||
+      !is_one_of(failed->where.inner, {"aten::resize_", "aten::nonzero"}) || !is_large(facts, failed->requested_bytes))
+    return {};
+  const auto is_mask = [&](const LiveBlock& block) {
+    const int64_t mask_bytes = block.requested_bytes;  // one for each element
+    const int64_t dimensions = mask_bytes > 0 ? failed->requested_bytes / (kIndexBytes * mask_bytes) : 0;
+    return !block.pending_free && dimensions > 0 && dimensions <= kMostDimensions &&
+           round_size(kIndexBytes * dimensions * mask_bytes, {}) == failed->requested_bytes;
+  };
+  if (std::ranges::none_of(facts.device.state.blocks, is_mask)) return {};
+  return Reason{.text = fmt::format("a mask of booleans becomes indices of 64 bits{}, one for each dimension of each "
+                                    "element that it selects: {}",
+                                    at(failed->where), with_unit(failed->requested_bytes)),
+                .bytes = failed->requested_bytes,
+                .fix = "masked_fill"};
 }
 
 namespace {
@@ -430,8 +453,10 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
   const Share work = sum_blocks(facts, [&](const LiveBlock& block) {
     return block.step == now && !is_of_models(block.category) && !block.made.module.empty();
   });
-  if (times < fewest_times || !is_large(facts, work.bytes + failed->requested_bytes, 0.4)) return {};
+  // What the program computes of results, once they are there, is no work of layers.
   const bool in_graph = builds_graph(facts).value_or(learns(facts));
+  const int64_t asked = in_graph || !failed->where.module.empty() ? failed->requested_bytes : 0;
+  if (times < fewest_times || !is_large(facts, work.bytes + asked, 0.4)) return {};
   std::vector<std::string> lines{
       in_graph
           ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
@@ -450,7 +475,7 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
                     "this step works on more at once: {}results of its layers are {:.{}f} times as large as in the "
                     "step before, {} so far ({}{})",
                     data ? describe_data(*data) + ", and " : "", times, times < 10 ? 1 : 0,
-                    with_unit(work.bytes + failed->requested_bytes), short_place(failed->where),
+                    with_unit(work.bytes + asked), short_place(failed->where),
                     has_other ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where) : ""),
                 .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
                 .fix = "as_much_as_before",

@@ -388,14 +388,16 @@ Found find_passes_without_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
   if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || expects_backward(facts)) return {};
   if (find_reference_cycle(facts)) return {};  // no variable keeps these graphs
-  const std::string line = short_place(growth->held);
+  const OutOfMemory* const failed = failure(facts);
+  const std::string caller =
+      failed == nullptr ? short_place(growth->held) : find_caller_of_model(parse_stack(failed->stack), growth->held);
   return Reason{.text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
                                     "pass ({})",
-                                    with_unit(growth->bytes_per_step), line),
+                                    with_unit(growth->bytes_per_step), caller),
                 .bytes = growth->grown_bytes,
                 .kept_by = growth->referrer,
                 .fix = "no_grad_in_evaluation",
-                .how = {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", line),
+                .how = {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", caller),
                         "loss.backward()  # in the loop, if it trains: gradients add up, as of the sum"}};
 }
 

@@ -332,6 +332,15 @@ Found find_tensors_with_their_gradients(const ReasonFacts& facts) {
               "x.grad = None  # at the end of each step, where backward() is needed"}};
 }
 
+/// Where a write in place outside of layers leaves more and more behind: the graph keeps what was there before. Null where none does.
+const PlaceCurve* find_write_in_place(const ReasonFacts& facts) {
+  const auto write = std::ranges::find_if(facts.device.curves.places, [](const PlaceCurve& place) {
+    const bool is_write = place.where.op.ends_with('_') && place.where.module.empty() && !place.where.source.empty();
+    return is_write && place.in_graph && !place.blocks.empty() && place.blocks.back() > place.blocks.front();
+  });
+  return write == facts.device.curves.places.end() ? nullptr : &*write;
+}
+
 }  // namespace
 
 Found find_create_graph(const ReasonFacts& facts) {
@@ -462,8 +471,19 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
   if (find_collected_graphs(facts, *growth) != nullptr) return {};
   if (is_let_go(facts, *growth)) return {};
-  return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
-                         growth->grown_bytes, growth->kind == GrowthKind::retained_graph);
+  const bool of_graphs = growth->kind == GrowthKind::retained_graph;
+  Reason reason = reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
+                                  growth->grown_bytes, of_graphs);
+  const PlaceCurve* const write = of_graphs ? find_write_in_place(facts) : nullptr;
+  if (write != nullptr) {
+    reason.text += fmt::format(", as {}{}", write->where.op, at(write->where));
+    reason.how = {
+        fmt::format("y = a * b  # a new tensor in place of the write{}, as of a *= b: its graph keeps a view of "
+                    "the tensor that is written into, which keeps the graph; or of that view .clone()",
+                    at(write->where)),
+        "with torch.no_grad():  # around it, where nothing differentiates what is written"};
+  }
+  return reason;
 }
 
 // Of most tensors that stay a variable has a part only.

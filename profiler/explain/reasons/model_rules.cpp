@@ -95,7 +95,18 @@ std::string find_list_of_models(const ReasonFacts& facts, const Twins& twins) {
   return lists.count_of_most() * kPart >= std::ssize(twins.parameters) ? std::string(lists.most()) : std::string();
 }
 
-/// "variable 'old' in main (train.py:9)" for each of these models that a variable leads to and that is older than the newest, the oldest first.
+/// "trainer" of "dict 'trainer.model._parameters' in main" or of "dict 'trainer.optimizer.state'": the variable whose object has the model
+/// of a parameter. Empty of an optimizer's own variable, and of a list.
+std::string_view find_owner(const Referrer& parameter) {
+  const std::string_view model = module_of(&parameter);
+  if (!model.empty()) return model.find('[') == model.npos ? model.substr(0, model.find('.')) : std::string_view();
+  const std::string_view name = variable_name(parameter.variable);
+  const std::string_view attributes = name.substr(0, name.find('['));
+  return std::ranges::count(attributes, '.') > 1 ? name.substr(0, name.find('.')) : std::string_view();
+}
+
+/// "variable 'old' in main (train.py:9)" for each variable that leads to one of these models, by itself or as an attribute of its object,
+/// and none to the newest one, the oldest first.
 std::vector<std::string> list_older_models(const ReasonFacts& facts, const Twins& twins) {
   struct Model {
     std::string name{};
@@ -105,10 +116,9 @@ std::vector<std::string> list_older_models(const ReasonFacts& facts, const Twins
   const std::vector<Where> made = list_makers(twins);
   std::map<std::pair<std::string_view, std::string_view>, Model> models;
   for (const Referrer& one : facts.device.referrers) {
-    const std::string_view variable = module_of(&one);
+    const std::string_view variable = find_owner(one);
     const std::string_view place = one.variable.substr(std::min(one.variable.size(), one.variable.rfind(" in ")));
-    const bool is_variable = !variable.empty() && variable.find_first_of(".[") == variable.npos;
-    if (!is_variable || one.born == 0 || std::ranges::find(made, one.made) == made.end()) continue;
+    if (variable.empty() || one.born == 0 || std::ranges::find(made, one.made) == made.end()) continue;
     Model& model = models[{variable, place}];
     model.name = fmt::format("variable '{}'{}", variable, place);
     model.newest = std::max(model.newest, one.born);
@@ -156,11 +166,15 @@ Found find_several_models(const ReasonFacts& facts) {
         fmt::format("del {}  # before the next model; and what refers to its parameters: its optimizer, "
                     "scheduler and trainer",
                     variable_name(one)));
+  const bool has_states = sum_category(facts, Category::optimizer_state).count > 0;
   const std::vector<std::string> others = lines_for_models(
-      facts, older.empty()
-                 ? "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"
-                 : fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()",
-                               variable_name(older.front())));
+      facts,
+      older.empty()
+          ? (has_states ? "del model, optimizer  # of one that is still needed: model.cpu(), and no optimizer of it"
+                        : "del model  # of one that is still needed: model.bfloat16(), or model.cpu() until then")
+      : has_states ? "# of one that is still needed: model.cpu(), and no optimizer of it"
+                   : fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()",
+                                 variable_name(older.front())));
   if (!list.empty())
     lines.push_back(
         fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "

@@ -353,8 +353,8 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   std::vector<std::string> how = lines_for_loop(place, holder);
   if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
   if (by_mode && trains(f)) {
-    how = {fmt::format("with torch.no_grad():  # around the part of {} that evaluates", place),
-           "total += loss.item()  # what is added up in it, without its graph"};
+    how = {fmt::format("with torch.no_grad():  # around the part of {} that evaluates", place)};
+    if (!holder.empty()) how.emplace_back("total += loss.item()  # what is added up in it, without its graph");
   }
   if (evaluation != calls.end()) {
     how = {fmt::format("@torch.no_grad()  # above def {}, which {} is in", call->function, call->short_place())};

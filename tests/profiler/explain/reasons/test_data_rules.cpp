@@ -116,6 +116,15 @@ TEST_CASE("sorting takes more than its tensor, and as many rows as words are no 
   CHECK(reason_of(device) != "logits");
 }
 
+TEST_CASE("a mask of booleans becomes indices, one for each dimension", "[explain][reasons]") {
+  DeviceHistory device = at_oom({{.bytes = 10_MiB, .requested_bytes = 10_MiB, .category = Category::output}});
+  device.failure->where = {.op = "aten::index", .inner = "aten::resize_", .source = "test.py:63"};
+  device.failure->requested_bytes = 160_MiB;
+  CHECK(reason_of(device) == "mask_indices");
+  device.failure->requested_bytes = 150_MiB;
+  CHECK(reason_of(device) != "mask_indices");
+}
+
 TEST_CASE("buffers that are most of all are named with the largest", "[explain][reasons]") {
   const LiveBlock buffer{
       .bytes = 300_MiB, .category = Category::buffer, .name = "receivers", .shape = "[202050, 450] float32"};

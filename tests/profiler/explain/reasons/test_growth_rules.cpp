@@ -114,6 +114,19 @@ TEST_CASE("what no variable leads to is a reference cycle, if they were looked t
   CHECK(reason_of(device, {growth}) == "reference_cycle");
 }
 
+TEST_CASE("a write in place that leaves its graph behind is named with its line", "[explain][reasons]") {
+  const Growth growth{
+      .kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .held = {.op = "aten::conv2d", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
+  device.looked_for_referrers = true;
+  device.curves.places = {{.where = {.op = "aten::mul_", .source = "a.py:9"}, .in_graph = true, .blocks = {1, 2, 3}}};
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "reference_cycle");
+  CHECK(reason->text.ends_with("or a write in place, as aten::mul_ at a.py:9"));
+  CHECK(reason->how.front().find("in place of the write at a.py:9") != std::string::npos);
+}
+
 TEST_CASE("of tensors of which a variable has parts only, views keep the rest", "[explain][reasons]") {
   const Where made{.op = "aten::mul", .source = "a.py:3"};
   const Growth growth{.kind = GrowthKind::kept_tensors,

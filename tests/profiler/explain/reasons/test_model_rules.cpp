@@ -61,6 +61,9 @@ TEST_CASE("the variable that has the older of two models is named, and deleted",
   REQUIRE(reason);
   CHECK(reason->kept_by == "variable 'tuned' in main (stages.py:20)");
   CHECK(reason->how.front().starts_with("del tuned  # "));
+  device.referrers.front().variable =
+      "dict 'first.optimizer.state' in main (stages.py:20)";  // of an object that has both
+  CHECK(find_reason({.device = device, .growths = {}})->kept_by == "variable 'first' in main (stages.py:20)");
   device.referrers.front().variable = "dict 'model._parameters' in main (stages.py:20)";
   device.referrers.front().born = 9;  // the model of now
   CHECK(find_reason({.device = device, .growths = {}})->kept_by.empty());
