@@ -140,9 +140,11 @@ bool is_first(const Reason& reason, const Cause& cause) {
 
 /// Whether the pass that failed is no part of training, whatever the program has trained before.
 bool fails_in_inference(const DeviceHistory& device) {
-  const auto is_in_graph = [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; };
-  return device.failure && device.failure->no_grad && device.failure->phase == Phase::forward &&
-         std::ranges::none_of(device.step_allocations.blocks, is_in_graph);
+  if (!device.failure || device.failure->phase != Phase::forward) return false;
+  const std::optional<bool> in_graph = builds_graph(device.step_allocations);
+  if (device.failure->no_grad) return !in_graph.value_or(false);
+  // Behind the model, which has run without a graph.
+  return device.failure->where.module.empty() && !in_graph.value_or(true) && device.attribution.backward_bytes > 0;
 }
 
 /// Of the steps before and after the one that is described.

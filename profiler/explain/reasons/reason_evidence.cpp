@@ -11,6 +11,7 @@
 #include "profiler/explain/reason.h"
 #include "profiler/explain/reasons/reason_rules.h"
 #include "profiler/explain/reasons/reasons.h"
+#include "profiler/explain/step/what_if.h"
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/explain/words/short_place.h"
 #include "profiler/fold_indices.h"
@@ -96,15 +97,7 @@ bool runs_checkpoints(const ReasonFacts& facts) {
          std::ranges::any_of(facts.device.step_allocations.blocks, is_of_checkpoint);
 }
 
-std::optional<bool> builds_graph(const ReasonFacts& facts) {
-  const auto& step = facts.device.step_allocations.blocks;
-  if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
-    return true;
-  }
-  const bool is_shown = std::ranges::any_of(
-      step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
-  return is_shown ? std::optional(false) : std::nullopt;
-}
+std::optional<bool> builds_graph(const ReasonFacts& facts) { return builds_graph(facts.device.step_allocations); }
 
 std::optional<bool> fails_in_graph(const ReasonFacts& facts) {
   return failure(facts) != nullptr && failure(facts)->no_grad ? false : builds_graph(facts);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "profiler/replay/allocator/rounding.h"
@@ -70,6 +71,15 @@ bool is_floating(std::string_view shape) { return shape.find("float") != shape.n
 }  // namespace
 
 bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
+
+std::optional<bool> builds_graph(const StepAllocations& step) {
+  bool is_shown = false;
+  for (const StepAllocation& block : step.blocks) {
+    if (block.is_of_step() && block.in_graph) return true;
+    is_shown |= block.is_of_step() && !block.made.module.empty();
+  }
+  return is_shown ? std::optional(false) : std::nullopt;
+}
 
 std::vector<int64_t> list_bytes_in_use(const Allocations& blocks) {
   uint32_t length = 0;

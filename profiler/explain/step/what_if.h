@@ -31,6 +31,9 @@ uint32_t find_last_backward(const Allocations& blocks);
 /// to another plan, 7 stayed.) So do those of attention and of recurrent layers.
 bool workspace_follows_batch(const Where& made);
 
+/// Whether autograd recorded what this step made; nothing where no module ran in it, which would show it.
+std::optional<bool> builds_graph(const StepAllocations& step);
+
 /// Whether the bytes of this block follow the batch size: what forward and backward pass on, save for the gradients of
 /// parameters. Data from setup counts where autograd saved it: then it is the batch itself.
 bool follows_batch(const StepAllocation& block, const Allocations& blocks);
