@@ -266,6 +266,11 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
   std::vector<const LiveBlock*> let_go;
   std::ranges::copy_if(most->second, std::back_inserter(let_go), &LiveBlock::let_go);
   const bool is_list = std::ssize(let_go) * 2 > count && !is_garbage(std::move(let_go));
+  int64_t of_line = 0;  // weights of a model, which go to the GPU by one line, are of several sizes
+  for (const auto& [maker, blocks] : alike) {
+    if (std::get<1>(maker) == source) of_line += std::ssize(blocks) * std::get<int64_t>(maker);
+  }
+  if (bytes * count * 5 < of_line * 4) return {};
   if (is_list || known * 2 >= count || !is_large(facts, bytes * count, 0.35)) return {};
   return reference_cycle(
       fmt::format("{} tensors of {} made{}", count, with_unit(bytes), at({.op = op, .source = source})), bytes * count);

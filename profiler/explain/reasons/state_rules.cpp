@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "profiler/explain/facts/common_referrers.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/explain/reason.h"
 #include "profiler/explain/reasons/reason_evidence.h"
 #include "profiler/explain/reasons/reason_rules.h"
@@ -141,6 +142,21 @@ Found find_moved_model(const ReasonFacts& facts) {
               "model.cpu()"}};
 }
 
+namespace {
+
+/// The function of the program that only makes a file of a model, as export_onnx(): the innermost one whose name says so. Empty where
+/// none does.
+std::string find_conversion(const ReasonFacts& facts) {
+  for (const StackCall& call : parse_stack(failure(facts)->stack)) {
+    if (!is_of_package(call) &&
+        contains_one_of(call.function, {"export", "convert", "quantiz", "merge_", "to_onnx", "save_"}))
+      return std::string(call.function);
+  }
+  return {};
+}
+
+}  // namespace
+
 Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
   const std::optional<MovedModel> moved = find_moving(facts);
   if (!moved || !is_large(facts, moved->share.bytes, 0.5)) return {};
@@ -148,6 +164,11 @@ Found find_weights_that_do_not_fit(const ReasonFacts& facts) {
   std::vector<std::string> how;  // where its type is wide: the row's
   if (type != "float32" && type != "float64")
     how = {"from_pretrained(…, device_map=\"auto\")  # layers that do not fit stay on the host; or quantized weights"};
+  if (const std::string conversion = find_conversion(facts); !conversion.empty()) {
+    if (how.empty()) how = split_lines(find_fix("smaller_weights")->lines);
+    how.insert(how.begin(),
+               fmt::format("model.cpu()  # {}() can work on the host: a file of it is the same", conversion));
+  }
   return Reason{
       .text = fmt::format("the weights alone do not fit: {} of '{}' have come to the GPU{}{}, and more are to come",
                           with_unit(moved->share.bytes), moved->name, at(failed_in(facts)),

@@ -64,8 +64,14 @@ Category saved_category(const AllocationEvidence& e) {
   return begins_graph(e) ? Category::input : Category::activation;
 }
 
+/// One op for a whole layer, in evaluation: what products inside of it make are results, one for the next.
+bool is_whole_layer(std::string_view op) {
+  return is_one_of(op, {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"});
+}
+
 Category dying_category(const AllocationEvidence& e) {
-  return takes_workspace(e.inner) && !e.first_in_op ? Category::workspace : Category::temporary;
+  const bool is_workspace = takes_workspace(e.inner) && !e.first_in_op && !(is_whole_layer(e.op) && is_gemm(e.inner));
+  return is_workspace ? Category::workspace : Category::temporary;
 }
 
 /// What a closure makes that an optimizer's step calls is none of its own: forward passes and what backward makes of them.

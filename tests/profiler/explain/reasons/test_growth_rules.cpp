@@ -114,6 +114,18 @@ TEST_CASE("what no variable leads to is a reference cycle, if they were looked t
   CHECK(reason_of(device, {growth}) == "reference_cycle");
 }
 
+TEST_CASE("equal tensors beside others of the same line are weights of a model, and no cycles", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 100_MiB, .made = {.op = "aten::to", .source = "export.py:9"}};
+  LiveBlock wider = weight;
+  wider.bytes = 400_MiB;
+  DeviceHistory device = at_oom({weight, weight, weight, weight, wider});
+  device.state.step = 0;
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) != "reference_cycle");
+  device.state.blocks.pop_back();
+  CHECK(reason_of(device) == "reference_cycle");
+}
+
 TEST_CASE("a write in place that leaves its graph behind is named with its line", "[explain][reasons]") {
   const Growth growth{
       .kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .held = {.op = "aten::conv2d", .source = "a.py:3"}};

@@ -157,6 +157,9 @@ TEST_CASE("weights that do not fit by themselves are named with their type", "[e
   CHECK(reason->how.empty());
   for (LiveBlock& block : device.state.blocks) block.shape = "[10, 10] bfloat16";
   CHECK(find_reason({.device = device, .growths = {}})->how.front().find("device_map") != std::string::npos);
+  device.failure->stack = "/a/load.py:9 in export_onnx\n/a/load.py:30 in main";
+  CHECK(
+      find_reason({.device = device, .growths = {}})->how.front().starts_with("model.cpu()  # export_onnx() can work"));
   device.failure->where.source = "train.py:9";  // a batch
   CHECK(reason_of(device) != "weights_do_not_fit");
 }

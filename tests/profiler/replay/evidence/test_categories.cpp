@@ -120,6 +120,14 @@ TEST_CASE("a tensor saved by several nodes is listed once, with all of them", "[
   CHECK(saved[0]->shape == "[64, 32, 64, 128] float32");
 }
 
+TEST_CASE("products inside of an op that is a whole layer make results, and no workspace", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::_transformer_encoder_layer_fwd", .inner = "aten::addmm"}).alloc("qkv", 4_MiB);
+  peak(trace.alloc("projection", 4_MiB)).free("projection").free("qkv");
+
+  CHECK(category_of(trace, "projection") == Category::temporary);
+}
+
 TEST_CASE("a walk of an earlier backward pass says nothing about a later one", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::relu"}).alloc("kept", 4_MiB).nodes(0);
