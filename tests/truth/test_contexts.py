@@ -30,9 +30,11 @@ def mebibytes(text):
     return float(number) * UNITS[unit]
 
 
-def predicted(device):
+def predicted(device, has_run):
+    """Before its first allocation a process has run no kernel."""
     file = json.loads((DEVICE_FILES / f"{device}.json").read_text())
-    return sum(file[field]["value"] for field in ("context_bytes", "first_kernel_bytes")) / 2**20
+    fields = ("context_bytes", "first_kernel_bytes") if has_run else ("context_bytes",)
+    return sum(file[field]["value"] for field in fields) / 2**20
 
 
 def main():
@@ -44,7 +46,7 @@ def main():
     off, by_gpu = [], collections.defaultdict(list)
     for row in rows:
         taken = mebibytes(row["in_use"]) - mebibytes(row["allocated"]) - mebibytes(row["unallocated"])
-        off.append(taken - predicted(row["device"]))
+        off.append(taken - predicted(row["device"], has_run=mebibytes(row["allocated"]) > 0))
         if off[-1] < LIBRARIES:
             by_gpu[row["device"]].append(off[-1])
         if options.v:

@@ -280,7 +280,8 @@ Found find_joined_collection(const ReasonFacts& facts) {
                 .kept_by = variable,
                 .fix = "results_to_host",
                 .how = std::move(how),
-                .piles_up = true};
+                .piles_up = true,
+                .of_all_data = true};
 }
 
 }  // namespace

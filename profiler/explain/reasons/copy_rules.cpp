@@ -312,7 +312,8 @@ Found find_concatenated_results(const ReasonFacts& facts) {
                 .how = {fmt::format("parts.append(output.cpu())  # and {} = torch.cat(parts) after the loop; or of "
                                     "each only what is used: topk, a mean",
                                     referrer == nullptr ? "y" : variable_name(referrer->variable))},
-                .piles_up = true};
+                .piles_up = true,
+                .of_all_data = true};
 }
 
 Found find_widened_weights(const ReasonFacts& facts) {
