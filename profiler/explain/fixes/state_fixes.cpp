@@ -123,12 +123,16 @@ std::optional<ModifiedStep> use_plain_sgd(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
+bool is_loaded_state(const StepAllocation& block) { return is_state(block) && block.phase == Phase::setup; }
+
 /// Adam with moments of 8 bits (bitsandbytes, torchao): a byte in place of each element, and a float32 scale of each 256;
-/// of tensors below 4096 elements nothing changes. Its kernel is fused: no temporaries.
+/// of tensors below 4096 elements nothing changes. Its kernel is fused: no temporaries. State of a file keeps the type that it has
+/// there.
 std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
   constexpr int64_t kLeastElements = 4096, kBlock = 256;
   Allocations blocks = model.blocks;
   if (!is_adam(model.optimizer) || sum_of(blocks, is_state) == 0) return {};
+  const bool is_loaded = sum_of(blocks, is_loaded_state) * 2 > sum_of(blocks, is_state);
   const int64_t size = is_mostly_float32(blocks) ? 4 : 2;
   for (StepAllocation& block : blocks) {
     if (is_optimizer_temporary(block)) block.bytes = 0;
@@ -138,7 +142,8 @@ std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks),
                       .lines = {"pip install bitsandbytes", "import bitsandbytes",
                                 fmt::format("optimizer = bitsandbytes.optim.{}8bit(model.parameters(), lr=…)",
-                                            model.optimizer == "Adam" ? "Adam" : "AdamW")}};
+                                            model.optimizer == "Adam" ? "Adam" : "AdamW")},
+                      .at_least = is_loaded};
 }
 
 /// The optimizer's state and its step on the host (torchao's CPUOffloadOptimizer, DeepSpeed's ZeRO-Offload).

@@ -274,6 +274,18 @@ TEST_CASE("adapters of linear layers are no fix where tables have most of the gr
   CHECK(has_adapters());
 }
 
+TEST_CASE("8-bit Adam makes smaller state; what a file has of it stays as large", "[explain][fixes]") {
+  StepAllocation state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
+  const auto at_least = [&] {
+    StepModel model = model_of(step_of({parameter(32_MiB), state}));
+    model.optimizer = "Adam";
+    return find_fix("adam_8bit")->predict(model)->at_least;
+  };
+  CHECK_FALSE(at_least());
+  state.phase = Phase::setup;
+  CHECK(at_least());
+}
+
 TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
   const StepAllocation state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
   const StepAllocation scratch{.bytes = 32_MiB,
