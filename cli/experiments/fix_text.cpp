@@ -11,6 +11,7 @@
 #include "profiler/counted.h"
 #include "profiler/report/text/table.h"
 #include "profiler/report/text/work.h"
+#include "profiler/report/words/cause_text.h"
 #include "profiler/report/words/printable.h"
 
 namespace oomdiag {
@@ -118,8 +119,9 @@ std::string lines_to_write(const Fixed& fixed) {
 std::string to_text(const Fixed& fixed, const Target& target, const std::string& command) {
   const Before& before = fixed.before;
   std::string text = headline(fixed, target) + "\n";
-  text += fmt::format("  required GPU memory  {} GiB ({}): {} GiB allocated, {} GiB reserved at most\n",
-                      to_gib(before.required_bytes), extent_of(before), to_gib(before.allocated_bytes),
+  const int64_t cached = before.reserved_bytes - before.allocated_bytes;
+  text += fmt::format("  required GPU memory  {} ({}): {} GiB allocated, {} GiB reserved at most\n",
+                      required_range(before.required_bytes, cached), extent_of(before), to_gib(before.allocated_bytes),
                       to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
     text += fmt::format("  runs out in {}; PyTorch may take {} GiB of the GPU\n", before.place,

@@ -136,15 +136,10 @@ std::string requested_text(const ReportFailure& failure) {
 /// Between what a complete run on a larger device allocated and what it reserved there, as the allocator gives back what is free before it
 /// fails; else a lower bound, where bytes are what is missing.
 std::string required_text(const ReportOfDevice& device) {
-  constexpr int64_t kNear = 100;  // a part
   const ReportCause& cause = *device.cause;
   if (const auto allocated = cause.evidence.complete_run_allocated_bytes) {
     const int64_t cached = cause.evidence.complete_run_reserved_bytes.value_or(*allocated) - *allocated;
-    const std::string least = with_unit(device.required_bytes);
-    const std::string range = cached * kNear <= device.required_bytes
-                                  ? least
-                                  : fmt::format("{} to {}", least, with_unit(device.required_bytes + cached));
-    return range + " of GPU memory (measured by a complete run)";
+    return required_range(device.required_bytes, cached) + " of GPU memory (measured by a complete run)";
   }
   if (device.required_bytes <= device.device.total_bytes) return {};  // a lower bound that says nothing
   const bool bytes_are_missing = cause.kind == CauseKind::capacity || cause.kind == CauseKind::workspace;

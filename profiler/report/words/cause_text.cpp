@@ -12,6 +12,12 @@ std::string cause_text(const ReportCause& cause) {
   return printable(row.words(cause.evidence, cause.non_pytorch), kMaxCharacters);
 }
 
+std::string required_range(int64_t least_bytes, int64_t cached_bytes) {
+  constexpr int64_t kNear = 100;  // a part
+  if (cached_bytes * kNear <= least_bytes) return with_unit(least_bytes);
+  return fmt::format("{} to {}", with_unit(least_bytes), with_unit(least_bytes + cached_bytes));
+}
+
 void decide_again(ReportCause& cause) {
   const CauseRow& row = decide_cause(cause.evidence);
   cause.kind = row.kind;
