@@ -20,17 +20,16 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTakeAnother =
     "oomdiag loads code from there, so only you may be able to write it: set XDG_CACHE_HOME to such a folder; with "
-    "sudo, "
-    "sudo -H";
+    "sudo, sudo -H";
 
 Error cannot_use(const fs::path& path, const std::string& why) {
   return {ErrorKind::environment, fmt::format("'{}' {}", path.string(), why), kTakeAnother};
 }
 
 fs::path home_folder() {
-  if (const fs::path home = environment("HOME"); home.is_absolute()) return home;
+  if (fs::path home = environment("HOME"); home.is_absolute()) return home;
   const passwd* user = getpwuid(geteuid());
-  const fs::path home = user == nullptr || user->pw_dir == nullptr ? "" : user->pw_dir;
+  fs::path home = user == nullptr || user->pw_dir == nullptr ? "" : user->pw_dir;
   if (home.is_absolute()) return home;
   throw Error(ErrorKind::environment, "there is no home folder to keep things in: HOME is not set",
               "set HOME, or XDG_CACHE_HOME to a folder of your own");

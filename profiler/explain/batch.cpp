@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "profiler/explain/explain.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/step/what_if.h"
 #include "profiler/explain/words/shape.h"
