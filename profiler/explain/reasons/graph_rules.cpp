@@ -15,6 +15,7 @@
 #include "profiler/explain/words/short_place.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/stack_call.h"
 
 // Rows of kReasons about graphs that backward has no use for: parts of the model that no optimizer trains, and forward passes
 // that no backward follows.
