@@ -191,8 +191,8 @@ std::string label_of(const Segments& segments) {
     std::string name = !of_list ? std::string(path) : parent.empty() ? "*" : fmt::format("{}.*", parent);
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
-  constexpr size_t kMostNames = 3;
-  const size_t more = names.size() > kMostNames ? names.size() - (kMostNames - 1) : 0;
+  constexpr size_t kMaxNames = 3;
+  const size_t more = names.size() > kMaxNames ? names.size() - (kMaxNames - 1) : 0;
   names.resize(names.size() - more);
   return fmt::format("checkpoint {}{}", fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
 }

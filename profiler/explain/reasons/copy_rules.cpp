@@ -27,10 +27,10 @@ bool repeats_rows(const Where& where) { return repeats({.op = where.op}) && wher
 
 /// How many of the second are as large as the first; 0 if it is no multiple, or too many.
 int64_t count_copies(int64_t bytes, int64_t of_bytes) {
-  constexpr int64_t kMostCopies = 1024;
+  constexpr int64_t kMaxCopies = 1024;
   if (of_bytes <= 0 || bytes % of_bytes != 0) return 0;
   const int64_t copies = bytes / of_bytes;
-  return copies <= kMostCopies ? copies : 0;
+  return copies <= kMaxCopies ? copies : 0;
 }
 
 /// The copies of something that is still there, and not of a weight.

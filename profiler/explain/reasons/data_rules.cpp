@@ -151,7 +151,7 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
 
 // nonzero() of the mask: for each true element, here of all, a number of 64 bits by dimension.
 Found find_mask_indices(const ReasonFacts& facts) {
-  constexpr int64_t kIndexBytes = 8, kMostDimensions = 5;
+  constexpr int64_t kIndexBytes = 8, kMaxDimensions = 5;
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr ||
       !fails_in(facts, {"aten::index", "aten::index_put_", "aten::masked_select", "aten::_index_put_impl_"}) ||
@@ -160,7 +160,7 @@ Found find_mask_indices(const ReasonFacts& facts) {
   const auto is_mask = [&](const LiveBlock& block) {
     const int64_t mask_bytes = block.requested_bytes;  // one for each element
     const int64_t dimensions = mask_bytes > 0 ? failed->requested_bytes / (kIndexBytes * mask_bytes) : 0;
-    return !block.pending_free && dimensions > 0 && dimensions <= kMostDimensions &&
+    return !block.pending_free && dimensions > 0 && dimensions <= kMaxDimensions &&
            round_size(kIndexBytes * dimensions * mask_bytes, {}) == failed->requested_bytes;
   };
   if (std::ranges::none_of(facts.device.state.blocks, is_mask)) return {};

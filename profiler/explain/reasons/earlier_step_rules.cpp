@@ -49,9 +49,9 @@ namespace {
 
 /// Of the program's own variables, each once, at most three.
 void add_name(std::string_view name, std::vector<std::string_view>& names) {
-  constexpr size_t kMost = 3;
+  constexpr size_t kMaxNames = 3;
   const bool is_known = name.empty() || std::ranges::find(names, name) != names.end();
-  if (!is_known && names.size() < kMost) names.push_back(name);
+  if (!is_known && names.size() < kMaxNames) names.push_back(name);
 }
 
 }  // namespace

@@ -141,12 +141,12 @@ Reason differentiated_again(const ReasonFacts& facts, const Growth& growth) {
 
 /// Attributes of objects whose tensors are in a graph as the program ends: states that one step hands to the next.
 std::vector<std::string_view> list_attributes_in_graphs(const ReasonFacts& facts) {
-  constexpr size_t kMost = 6;
+  constexpr size_t kMaxNames = 6;
   std::vector<std::string_view> names;
   for (const Referrer& one : facts.device.referrers) {
     const std::string_view name = variable_name(one.variable);
     const bool is_state = one.nodes > 0 && one.variable.starts_with("attribute ") && module_of(&one).empty();
-    if (is_state && names.size() < kMost && name.find('[') == name.npos) names.push_back(name);
+    if (is_state && names.size() < kMaxNames && name.find('[') == name.npos) names.push_back(name);
   }
   return names;
 }
@@ -230,7 +230,7 @@ std::string name_together(const std::string& variable, const std::vector<std::st
 std::vector<std::string> list_graphs_beside(const ReasonFacts& facts, const Growth& growth,
                                             const std::string& variable) {
   constexpr int64_t kFewestSteps = 3;
-  constexpr size_t kMost = 3;
+  constexpr size_t kMaxNames = 3;
   const int64_t steps = std::max(kFewestSteps, growth.grown_bytes / std::max<int64_t>(1, growth.bytes_per_step));
   std::map<std::string_view, int64_t> nodes;
   for (const Referrer& one : facts.device.referrers) {
@@ -240,7 +240,7 @@ std::vector<std::string> list_graphs_beside(const ReasonFacts& facts, const Grow
   }
   std::vector<std::string> others;
   for (const auto& [other, count] : nodes) {
-    if (count >= steps && others.size() < kMost) others.emplace_back(other);
+    if (count >= steps && others.size() < kMaxNames) others.emplace_back(other);
   }
   return others;
 }
@@ -532,7 +532,7 @@ std::string find_container(const ReasonFacts& facts, const Where& made) {
 /// Other lists and dicts that have much of what grows, each step something of another line.
 std::vector<std::string> list_containers_beside(const ReasonFacts& facts, const Growth& growth) {
   constexpr int64_t kPart = 5;  // of what a step adds
-  constexpr size_t kMost = 2;
+  constexpr size_t kMaxNames = 2;
   const int64_t per_step = sum_per_step(facts.growths);
   std::vector<std::string> beside;
   for (const Growth& one : facts.growths) {
@@ -540,7 +540,7 @@ std::vector<std::string> list_containers_beside(const ReasonFacts& facts, const 
       if (place.bytes_per_step * kPart < per_step) continue;
       const std::string most = find_container(facts, place.where);
       const bool is_new = !most.empty() && most != growth.referrer && std::ranges::find(beside, most) == beside.end();
-      if (is_new && beside.size() < kMost) beside.push_back(most);
+      if (is_new && beside.size() < kMaxNames) beside.push_back(most);
     }
   }
   return beside;

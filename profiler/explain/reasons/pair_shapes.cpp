@@ -45,7 +45,7 @@ Where find_first_alike(const ReasonFacts& facts, int64_t result_bytes) {
 std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 constexpr int64_t kManyRows = 500;
-constexpr int64_t kMostColumnsOfBoxes = 8;
+constexpr int64_t kMaxColumnsOfBoxes = 8;
 constexpr int64_t kItems[] = {4, 2, 8, 1};  ///< bytes of an element, usual ones first
 
 /// Shapes of rows that live, weights left out: the product x @ weight.T is no pair of rows.
@@ -131,7 +131,7 @@ std::optional<Rows> factor_elements(int64_t bytes, int64_t item, int64_t a, int6
                                   : std::vector{std::pair{whole, whole}, std::pair{whole / 2, whole / 4}};
   for (const auto& [columns, width] : options) {
     if (columns <= 0 || width <= 0) continue;
-    if (width < columns && !of_product && columns > kMostColumnsOfBoxes) continue;
+    if (width < columns && !of_product && columns > kMaxColumnsOfBoxes) continue;
     if (a % columns != 0 || b % columns != 0 || a / columns < kManyRows || b / columns < kManyRows) continue;
     const Rows rows{.a = a / columns, .b = b / columns, .width = width, .columns = columns};
     if (is_of_size(bytes, rows.a * rows.b * rows.width * item)) return rows;
@@ -200,9 +200,9 @@ std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
     if (!alike) found.largest_other_bytes = std::max(found.largest_other_bytes, block.requested_bytes);
   }
   // Pairs of them are looked at.
-  constexpr size_t kMostOthers = 64;
+  constexpr size_t kMaxOthers = 64;
   std::ranges::sort(found.others, std::greater{}, &LiveBlock::requested_bytes);
-  if (found.others.size() > kMostOthers) found.others.resize(kMostOthers);
+  if (found.others.size() > kMaxOthers) found.others.resize(kMaxOthers);
   int64_t smallest = result_bytes;
   for (const LiveBlock* block : found.alike) smallest = std::min(smallest, block->requested_bytes);
   if (found.largest_other_bytes * 4 > smallest || !is_large(facts, found.bytes)) return {};
@@ -216,13 +216,13 @@ Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
 }
 
 Square factor_heads(const ReasonFacts& facts, int64_t bytes) {
-  constexpr int64_t kMostHeads = 4096;
+  constexpr int64_t kMaxHeads = 4096;
   return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) -> std::optional<Square> {
     const int64_t rows = a.size() == 2 ? a.front() : 0;
     if (a != b || rows == 0 || bytes % (item * rows) != 0) return {};
     const int64_t length = bytes / (item * rows);
     const int64_t heads = length > 0 && rows % length == 0 ? rows / length : 0;
-    if (length < kManyRows || heads < 2 || heads > kMostHeads) return {};
+    if (length < kManyRows || heads < 2 || heads > kMaxHeads) return {};
     return Square{
         .text = "the result is as large as " + text_of({heads, length, length}), .bytes = bytes, .batched = true};
   });

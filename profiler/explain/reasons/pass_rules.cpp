@@ -78,10 +78,10 @@ struct KeptPasses {
   /// What was made about as often as what was made most: by the turns of a loop, each of which may make that several times, and not
   /// before or after it.
   int64_t sum_of_turns() const {
-    constexpr int64_t kMostPerTurn = 8;
+    constexpr int64_t kMaxPerTurn = 8;
     int64_t sum = 0;
     for (const auto& [maker, line] : lines_) {
-      if (line.count * kMostPerTurn >= most_times_) sum += line.bytes;
+      if (line.count * kMaxPerTurn >= most_times_) sum += line.bytes;
     }
     return sum;
   }

@@ -197,9 +197,9 @@ std::string_view variable_name(std::string_view variable) {
 }
 
 bool is_garbage(std::vector<const LiveBlock*> let_go) {
-  constexpr size_t kFew = 4, kMost = 256;  // pairs of them are looked at
+  constexpr size_t kFew = 4, kMax = 256;  // pairs of them are looked at
   std::ranges::sort(let_go, {}, &LiveBlock::born);
-  if (let_go.size() > kMost) let_go.resize(kMost);
+  if (let_go.size() > kMax) let_go.resize(kMax);
   size_t oldest_first = 0, pairs = 0;
   for (size_t i = 0; i < let_go.size(); ++i) {
     for (size_t k = i + 1; k < let_go.size(); ++k) {

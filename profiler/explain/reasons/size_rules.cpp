@@ -126,9 +126,9 @@ namespace {
 
 /// [batch, channels, height, width], or with a depth before the height: images or volumes, and no result of a layer.
 bool is_of_images(const std::vector<int64_t>& shape) {
-  constexpr int64_t kMostChannels = 4;
+  constexpr int64_t kMaxChannels = 4;
   const bool has_values = std::ranges::all_of(shape, [](int64_t size) { return size > 0; });
-  return (shape.size() == 4 || shape.size() == 5) && has_values && shape[1] <= kMostChannels;
+  return (shape.size() == 4 || shape.size() == 5) && has_values && shape[1] <= kMaxChannels;
 }
 
 bool is_of_large_images(const std::vector<int64_t>& shape) {

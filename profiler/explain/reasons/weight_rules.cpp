@@ -264,7 +264,7 @@ std::string name_share_of_model(const Share& share) {
 }  // namespace
 
 Found find_deleted_model(const ReasonFacts& facts) {
-  constexpr size_t kMostNames = 3;
+  constexpr size_t kMaxNames = 3;
   if (failure(facts) == nullptr || !facts.device.looked_for_referrers) return {};
   const Share left = find_deleted_weights(facts);
   if (left.largest == nullptr || !is_large(facts, left.bytes, 0.2) || !lets_request_through(facts, left.bytes))
@@ -272,7 +272,7 @@ Found find_deleted_model(const ReasonFacts& facts) {
   std::vector<std::string> how;
   std::set<std::string_view> holders;
   for (const Referrer& one : facts.device.referrers) {
-    if (one.nodes < kSeveralNodes || one.is_scalar() || holders.size() == kMostNames) continue;
+    if (one.nodes < kSeveralNodes || one.is_scalar() || holders.size() == kMaxNames) continue;
     if (holders.insert(one.variable).second)
       how.push_back(assign_each(as_written(variable_name(one.variable)),
                                 [](const std::string& item) { return item + ".detach()"; }) +
