@@ -1,6 +1,9 @@
 #include "profiler/report/words/cause_text.h"
 
+#include <fmt/format.h>
+
 #include "profiler/explain/causes/causes.h"
+#include "profiler/explain/words/bytes_text.h"
 #include "profiler/report/report.h"
 #include "profiler/report/words/printable.h"
 
