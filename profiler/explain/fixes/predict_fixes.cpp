@@ -62,8 +62,10 @@ void judge(const StepModel& model, const ModifiedStep& step, Fix& fix) {
 double kept_share(const Allocations& before, const Allocations& after) {
   const auto left = [](const Allocations& blocks) {
     int64_t bytes = 0;
-    for (const StepAllocation& block : blocks)
-      bytes += !block.is_of_step() && block.phase == Phase::forward ? block.bytes : 0;
+    for (const StepAllocation& block : blocks) {
+      const bool is_left = !block.is_of_step() && block.phase != Phase::setup && !traits_of(block.category).of_model;
+      bytes += is_left ? block.bytes : 0;
+    }
     return static_cast<double>(bytes);
   };
   return left(before) > 0 ? left(after) / left(before) : 1;

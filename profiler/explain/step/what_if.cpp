@@ -61,7 +61,7 @@ bool follows_batch(const StepAllocation& block, const Hints& hints) {
       return block.ever_saved || (block.category == Category::input && !is_of_data_set);
     }
     case Phase::optimizer:
-      return block.in_graph;  // of a closure
+      return block.category == Category::activation || block.category == Category::output;  // of a closure
   }
   return false;
 }

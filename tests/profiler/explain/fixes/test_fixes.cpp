@@ -548,6 +548,17 @@ TEST_CASE("the largest batch is one with which the step gets through the allocat
   CHECK(largest < 330);  // the last sixty-fourth and fragmentation are not promised
 }
 
+TEST_CASE("what a closure of an optimizer's step computes follows the batch, its own temporaries do not",
+          "[explain][fixes]") {
+  Allocations blocks;
+  for (const Category category : {Category::activation, Category::output, Category::temporary})
+    blocks.push_back({.bytes = 64_MiB, .category = category, .phase = Phase::optimizer});
+  const Allocations halved = scale_batch(blocks, 1, 2);
+  CHECK(halved[0].bytes == 32_MiB);
+  CHECK(halved[1].bytes == 32_MiB);
+  CHECK(halved[2].bytes == 64_MiB);
+}
+
 TEST_CASE("of a step without anything that follows the batch, no larger batch is promised", "[explain][fixes]") {
   StepAllocations step_allocations{.step = 1};
   step_allocations.blocks.push_back(parameter(4_MiB));
