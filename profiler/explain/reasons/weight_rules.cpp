@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "profiler/explain/facts/common_referrers.h"
+#include "profiler/explain/facts/variable_counts.h"
 #include "profiler/explain/reason.h"
 #include "profiler/explain/reasons/reason_evidence.h"
 #include "profiler/explain/reasons/reason_rules.h"
@@ -60,17 +61,32 @@ bool loads_weight(const ReasonFacts& facts) {
 constexpr const char* kCopyOnHost =
     "best = {name: w.detach().cpu() for name, w in model.state_dict().items()}  # in place of deepcopy()";
 
+/// The variable that has most tensors without a maker, as those of files are, and is no optimizer's: its state, of a file, too, is needed.
+std::string find_holder_of_files(const ReasonFacts& facts) {
+  VariableCounts holders;
+  for (const Referrer& one : facts.device.referrers) {
+    const bool is_of_optimizer = contains_one_of(one.variable, {".state'", ".param_groups"});
+    const bool is_of_file = one.made.op.empty() && one.born > 0 && module_of(&one).empty();
+    if (is_of_file && !is_of_optimizer) holders.add(one.variable, one.storage_bytes);
+  }
+  return std::string(holders.most());
+}
+
 /// `stack`: of the request that failed, if that is one of them.
 Reason names_loaded(const ReasonFacts& facts, const Share& loaded, std::string_view stack = {}) {
   const std::vector<StackCall> calls = parse_stack(stack);
   const std::string line = calls.empty() ? at(loaded.made()) : fmt::format(" at {}", calls.front().short_place());
   // Files are loaded before the first step, mostly. What a later one has made may be copies: these are made without an op, too.
   const Referrer* const referrer = loaded.largest == nullptr ? nullptr : facts.referrers.find(*loaded.largest);
-  const bool is_called_so =
-      referrer != nullptr && contains_one_of(referrer->variable, {"checkpoint", "ckpt", "resume"});
+  std::string holder = find_holder_of_files(facts);
+  if (holder.empty()) holder = variable_of(referrer);
+  const bool is_called_so = contains_one_of(holder, {"checkpoint", "ckpt", "resume"});
   const bool may_be_copies = loaded.largest != nullptr && loaded.largest->step > 1 && calls.empty() && !is_called_so;
-  std::vector<std::string> lines{"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
-                                 "del state  # as soon as the model and the optimizer have it"};
+  const std::string_view dict = holder.starts_with("dict ") ? container_name(holder) : std::string_view();
+  const std::string_view state = dict.empty() || dict.find('.') != dict.npos ? "state" : dict;
+  std::vector<std::string> lines{
+      fmt::format("{} = torch.load(path, map_location=\"cpu\"){}", state, comment_at(loaded.made())),
+      fmt::format("del {}  # as soon as the model and the optimizer have it", state)};
   if (may_be_copies) lines.emplace_back(kCopyOnHost);
   return Reason{
       .text = may_be_copies
@@ -79,7 +95,7 @@ Reason names_loaded(const ReasonFacts& facts, const Share& loaded, std::string_v
                                 loaded.largest->step, with_unit(loaded.bytes))
                   : fmt::format("torch.load put tensors of a file onto the GPU{}: {}", line, with_unit(loaded.bytes)),
       .bytes = loaded.bytes,
-      .kept_by = variable_of(referrer),
+      .kept_by = std::move(holder),
       .fix = "load_to_host",
       .how = std::move(lines)};
 }

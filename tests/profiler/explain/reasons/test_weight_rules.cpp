@@ -93,6 +93,14 @@ TEST_CASE("torch.load that requests a weight's copy is the reason as it runs", "
   DeviceHistory device = at_oom({weight, weight, weight});
   device.failure->phase = Phase::other;
   CHECK(reason_of(device) == "loaded_onto_gpu");
+  device.referrers = {
+      {.variable = "dict 'optimizer.state' in main (train.py:1)", .storage_bytes = 128_MiB, .born = 1},
+      {.variable = "dict 'model._parameters' in main (train.py:1)", .storage_bytes = 128_MiB, .born = 2},
+      {.variable = "dict 'saved[\"model\"]' in main (train.py:1)", .storage_bytes = 64_MiB, .born = 3}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->kept_by == "dict 'saved[\"model\"]' in main (train.py:1)");
+  CHECK(reason->how.back() == "del saved  # as soon as the model and the optimizer have it");
   device.failure->where.op = "aten::add";
   CHECK(reason_of(device) != "loaded_onto_gpu");
 }
