@@ -168,8 +168,8 @@ Change expandable_segments();
 /// the product of their shares.
 std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before);
 
-/// The peak that a report predicts of it; none where it knows what the fix frees alone.
-void take_prediction(Change& change, const Fix& fix);
+/// The peak that a report predicts of it; false where it knows what the fix frees alone.
+bool take_prediction(Change& change, const Fix& fix);
 
 /// Those that help first: of them the cure of the reason, then the fastest; then the others by their peak.
 void sort_fixes(std::vector<MeasuredFix>& fixes, const Before& before, std::optional<int64_t> batch);

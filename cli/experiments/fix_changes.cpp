@@ -23,9 +23,7 @@ constexpr int64_t kFewestLayers = 4;  ///< of an nn.Sequential that is cut into 
 void find_prediction(Change& change, const Report& whole) {
   for (const ReportOfDevice& device : whole.devices) {
     const auto fix = std::ranges::find(device.fixes, change.id, &Fix::id);
-    if (fix == device.fixes.end() || fix->frees_bytes) continue;
-    take_prediction(change, *fix);
-    return;
+    if (fix != device.fixes.end() && take_prediction(change, *fix)) return;
   }
 }
 
@@ -225,10 +223,11 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
   });
 }
 
-void take_prediction(Change& change, const Fix& fix) {
-  if (fix.frees_bytes) return;
+bool take_prediction(Change& change, const Fix& fix) {
+  if (fix.frees_bytes) return false;
   change.predicted_peak_bytes = fix.predicted_peak_bytes;
   change.predicted_at_least = fix.at_least;
+  return true;
 }
 
 bool same_outputs(const ProgramProfile::Outputs& a, const ProgramProfile::Outputs& b) {

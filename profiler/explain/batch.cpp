@@ -26,10 +26,10 @@ int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes)
 
 namespace {
 
-// The temporaries of an optimizer's step are as large as the weights.
 bool follows_batch(const LiveBlock& block) {
-  if (block.pending_free || (block.phase == Phase::optimizer && block.category == Category::temporary)) return false;
+  if (block.pending_free) return false;
   if (block.category == Category::workspace) return workspace_follows_batch(block.made);
+  if (block.phase == Phase::optimizer) return follows_batch_in_optimizer(block.category);
   return traits_of(block.category).follows_batch;
 }
 

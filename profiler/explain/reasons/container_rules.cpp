@@ -102,11 +102,11 @@ std::map<std::string_view, Share> list_containers(const ReasonFacts& facts) {
   return held;
 }
 
-/// The container that has most, of so many tensors or more.
-std::optional<Collected> find_collection(const ReasonFacts& facts, const std::map<std::string_view, Share>& held,
-                                         int64_t fewest) {
+/// The container that has most, if these are many tensors.
+std::optional<Collected> find_collection(const ReasonFacts& facts, const std::map<std::string_view, Share>& held) {
+  constexpr int64_t kMany = 8;
   const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == held.end() || most->second.count < fewest) return {};
+  if (most == held.end() || most->second.count < kMany) return {};
   const auto& [name, share] = *most;
   const std::string_view one = facts.referrers.find(*share.largest)->variable;
   return Collected{.variable = fold_subscripts(one),
@@ -168,9 +168,8 @@ std::string line_for_collected(std::string_view variable, std::string_view name)
 
 /// Those of a container that has at least this part of all.
 Found name_collected(const ReasonFacts& facts, double part) {
-  constexpr int64_t kMany = 8;
   const std::map<std::string_view, Share> held = list_containers(facts);
-  std::optional<Collected> found = find_collection(facts, held, kMany);
+  std::optional<Collected> found = find_collection(facts, held);
   if (found) add_filled_beside(held, *found);
   if (!found || !is_large(facts, found->share.bytes, part)) return {};
   const auto& [variable, name, share, beside] = *found;

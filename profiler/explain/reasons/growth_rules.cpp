@@ -446,8 +446,6 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
                 .how = std::move(how)};
 }
 
-// What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
-// themselves. Tensors that a library keeps in C++ are rare, and none of them is of each step.
 // One training after the other, of a layer each: a parameter keeps its gradient until somebody sets it to None.
 Found find_gradients_that_pile_up(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
@@ -469,6 +467,8 @@ Found find_gradients_that_pile_up(const ReasonFacts& facts) {
                         "optimizer.zero_grad(set_to_none=True)  # before the optimizer goes"}};
 }
 
+// What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
+// themselves. Tensors that a library keeps in C++ are rare, and none of them is of each step.
 Found find_reference_cycle(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr) return find_cycles_without_steps(facts);
@@ -476,19 +476,10 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
   if (find_collected_graphs(facts, *growth) != nullptr) return {};
   if (is_let_go(facts, *growth)) return {};
-  const bool of_graphs = growth->kind == GrowthKind::retained_graph;
-  Reason reason = reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
-                                  growth->grown_bytes, of_graphs);
-  const PlaceCurve* const write = of_graphs ? find_write_in_place(facts) : nullptr;
-  if (write != nullptr) {
-    reason.text += fmt::format(", as {}{}", write->where.op, at(write->where));
-    reason.how = {
-        fmt::format("y = a * b  # a new tensor in place of the write{}, as of a *= b: its graph keeps a view of "
-                    "the tensor that is written into, which keeps the graph; or of that view .clone()",
-                    at(write->where)),
-        "with torch.no_grad():  # around it, where nothing differentiates what is written"};
-  }
-  return reason;
+  const std::string what = "what stays of each step" + at(growth->held) + ", " + growing_text(*growth);
+  return growth->kind == GrowthKind::retained_graph
+             ? cycle_of_graphs(what, growth->grown_bytes, find_write_in_place(facts))
+             : reference_cycle(what, growth->grown_bytes);
 }
 
 // Of most tensors that stay a variable has a part only.

@@ -89,7 +89,7 @@ bool makes_logits(const Where& where) {
 
 /// As many as the screen has room for.
 std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph, bool of_each_word, bool by_transformers) {
-  constexpr size_t kMaxNames = 3;
+  constexpr size_t kMaxLines = 3;
   std::vector<std::string> lines = split_lines(find_fix("logits_in_parts")->lines);
   if (in_graph) {
     lines = {"losses = [checkpoint(loss_of_chunk, h, y, use_reentrant=False) for h, y in zip(h.chunk(8), y.chunk(8))]",
@@ -110,7 +110,7 @@ std::vector<std::string> lines_for_logits(bool is_copied, bool in_graph, bool of
     lines.insert(
         lines.begin(),
         "logits = model(ids, logits_to_keep=n).logits  # of the last n positions, where those before are not used");
-  if (lines.size() > kMaxNames) lines.resize(kMaxNames);
+  if (lines.size() > kMaxLines) lines.resize(kMaxLines);
   return lines;
 }
 

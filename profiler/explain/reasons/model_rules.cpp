@@ -136,6 +136,17 @@ std::vector<std::string> list_older_models(const ReasonFacts& facts, const Twins
   return names;
 }
 
+/// Of a model that is still needed; `older` as of list_older_models(). On the host it is without its optimizer's state.
+std::string line_for_needed_model(const ReasonFacts& facts, const std::vector<std::string>& older) {
+  const bool has_states = sum_category(facts, Category::optimizer_state).count > 0;
+  if (older.empty()) {
+    return has_states ? "del model, optimizer  # of one that is still needed: model.cpu(), and no optimizer of it"
+                      : "del model  # of one that is still needed: model.bfloat16(), or model.cpu() until then";
+  }
+  if (has_states) return "# of one that is still needed: model.cpu(), and no optimizer of it";
+  return fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()", variable_name(older.front()));
+}
+
 /// Of layers that went to the GPU one after another, as each was called: results of the first ones are older than the last ones.
 Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const Twins& twins) {
   const auto [first, last] = std::ranges::minmax(twins.parameters, {}, &LiveBlock::born);
@@ -166,15 +177,7 @@ Found find_several_models(const ReasonFacts& facts) {
         fmt::format("del {}  # before the next model; and what refers to its parameters: its optimizer, "
                     "scheduler and trainer",
                     variable_name(one)));
-  const bool has_states = sum_category(facts, Category::optimizer_state).count > 0;
-  const std::vector<std::string> others = lines_for_models(
-      facts,
-      older.empty()
-          ? (has_states ? "del model, optimizer  # of one that is still needed: model.cpu(), and no optimizer of it"
-                        : "del model  # of one that is still needed: model.bfloat16(), or model.cpu() until then")
-      : has_states ? "# of one that is still needed: model.cpu(), and no optimizer of it"
-                   : fmt::format("{}.cpu()  # until it is needed, if it still is; or .bfloat16()",
-                                 variable_name(older.front())));
+  const std::vector<std::string> others = lines_for_models(facts, line_for_needed_model(facts, older));
   if (!list.empty())
     lines.push_back(
         fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
@@ -197,7 +200,7 @@ Found find_models_in_cycles(const ReasonFacts& facts) {
   const int64_t bytes = twins->bytes - twins->bytes / twins->models;
   return reference_cycle(fmt::format("{} of {} models of the same layers, {} with gradients and optimizer state",
                                      twins->models - 1, twins->models, with_unit(bytes)),
-                         bytes, /*of_graphs=*/false, "training whose model has served");
+                         bytes, "training whose model has served");
 }
 
 // Layer by layer on the GPU, at the lines that made those of the model before.

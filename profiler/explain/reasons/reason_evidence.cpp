@@ -211,28 +211,46 @@ bool is_garbage(std::vector<const LiveBlock*> let_go) {
 }
 
 // Python's collector does not see what autograd refers to: a hook of a node, or the node of a write in place.
-Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs, std::string_view after) {
-  constexpr const char* kKeeper = "objects that refer to one another";
-  const std::string text = fmt::format("no variable leads to {}: reference cycles", what);
-  if (of_graphs) {
-    return {.text = text +
-                    ", which wait for Python's garbage collector, or for ever where they go through a hook of autograd "
-                    "or a write in place",
-            .bytes = bytes,
-            .kept_by = kKeeper,
-            .fix = "break_cycle",
-            .piles_up = true};
-  }
-  std::vector<std::string> how{
+namespace {
+
+/// `text` goes on behind "reference cycles".
+Reason unreachable(const std::string& what, int64_t bytes, const std::string& text) {
+  return {.text = fmt::format("no variable leads to {}: reference cycles{}", what, text),
+          .bytes = bytes,
+          .kept_by = "objects that refer to one another",
+          .piles_up = true};
+}
+
+}  // namespace
+
+Reason reference_cycle(const std::string& what, int64_t bytes, std::string_view after) {
+  Reason reason = unreachable(what, bytes, ", which wait for Python's garbage collector");
+  reason.fix = "collect_garbage";
+  reason.how = {
       fmt::format("gc.collect()  # after each {}; or no cycle: weakref.ref(self) in callbacks and hooks", after)};
   if (after == "step")
-    how.emplace_back("x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor");
-  return {.text = text + ", which wait for Python's garbage collector",
-          .bytes = bytes,
-          .kept_by = kKeeper,
-          .fix = "collect_garbage",
-          .how = std::move(how),
-          .piles_up = true};
+    reason.how.emplace_back(
+        "x.grad = gradient.detach()  # one that is assigned with its graph refers to its own tensor");
+  return reason;
+}
+
+Reason cycle_of_graphs(const std::string& what, int64_t bytes, const PlaceCurve* write) {
+  const std::string line = write == nullptr ? "" : at(write->where);
+  Reason reason = unreachable(
+      what, bytes,
+      fmt::format(
+          ", which wait for Python's garbage collector, or for ever where they go through a hook of autograd or a "
+          "write in place{}",
+          write == nullptr ? "" : fmt::format(", as {}{}", write->where.op, line)));
+  reason.fix = "break_cycle";
+  if (write != nullptr) {
+    reason.how = {
+        fmt::format("y = a * b  # a new tensor in place of the write{}, as of a *= b: its graph keeps a view of "
+                    "the tensor that is written into, which keeps the graph; or of that view .clone()",
+                    line),
+        "with torch.no_grad():  # around it, where nothing differentiates what is written"};
+  }
+  return reason;
 }
 
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {

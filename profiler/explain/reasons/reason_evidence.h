@@ -172,7 +172,10 @@ std::string_view outermost_module(std::string_view module);
 bool is_garbage(std::vector<const LiveBlock*> let_go);
 
 /// Objects that wait for Python's garbage collector; `what` they hold, and `after` what they are left behind, as each step.
-Reason reference_cycle(const std::string& what, int64_t bytes, bool of_graphs = false, std::string_view after = "step");
+Reason reference_cycle(const std::string& what, int64_t bytes, std::string_view after = "step");
+
+/// The same of autograd's graphs, which no collector sees in C++; where `write` is known, an op in place that keeps its own graph.
+Reason cycle_of_graphs(const std::string& what, int64_t bytes, const PlaceCurve* write);
 
 /// Whether the request would be served with so many bytes more.
 bool lets_request_through(const ReasonFacts& facts, int64_t bytes);

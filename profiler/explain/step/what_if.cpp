@@ -61,7 +61,7 @@ bool follows_batch(const StepAllocation& block, const Hints& hints) {
       return block.ever_saved || (block.category == Category::input && !is_of_data_set);
     }
     case Phase::optimizer:
-      return block.category == Category::activation || block.category == Category::output;  // of a closure
+      return follows_batch_in_optimizer(block.category);
   }
   return false;
 }
@@ -71,6 +71,10 @@ bool is_floating(std::string_view shape) { return shape.find("float") != shape.n
 }  // namespace
 
 bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
+
+bool follows_batch_in_optimizer(Category category) {
+  return traits_of(category).follows_batch && category != Category::temporary;
+}
 
 std::optional<bool> builds_graph(const StepAllocations& step) {
   bool is_shown = false;

@@ -31,6 +31,10 @@ uint32_t find_last_backward(const Allocations& blocks);
 /// to another plan, 7 stayed.) So do those of attention and of recurrent layers.
 bool workspace_follows_batch(const Where& made);
 
+/// Whether what an optimizer's step makes of this category follows the batch, as a closure calls the model once more: temporaries of the
+/// step itself are as large as the weights.
+bool follows_batch_in_optimizer(Category category);
+
 /// Whether autograd recorded what this step made; nothing where no module ran in it, which would show it.
 std::optional<bool> builds_graph(const StepAllocations& step);
 
