@@ -1,5 +1,6 @@
 #include "extension/record/module_names.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "extension/python_symbols.h"
@@ -17,6 +18,8 @@
 namespace oomdiag {
 
 namespace {
+
+constexpr size_t kMaxModules = 1 << 20;
 
 void write_name(EventKind kind, const c10::TensorImpl& tensor, const std::string& path) {
   ThreadState& state = thread_state();
@@ -56,13 +59,14 @@ uint32_t ModuleNames::find(PythonObject module) const {
   return name == nullptr ? 0 : name->id;
 }
 
-uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls) {
+uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVariables& read_variables) {
   size_t named = 0;
   while (named < calls.size() && find(calls[named].get()) == 0) ++named;
   PythonObject root = calls.back().get();
   if (find(root) == 0) {
-    root_is_new_ = true;
-    name_tree(root);
+    const PythonRef whole = find_whole_model(root, read_variables);
+    root_is_new_ = find(whole.get()) == 0;
+    name_tree(whole.get());
   } else if (is_worth_a_search(calls[named].get(), calls[named - 1].get())) {
     root_is_new_ = false;
     name_tree(root);
@@ -81,6 +85,31 @@ bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
   return std::has_single_bit(++strangers_[spread(of(caller)) ^ of(type.get())]);
 }
 
+// Of variables that have the module below them the outermost one: of a trainer's `self`, not of the model's.
+PythonRef ModuleNames::find_whole_model(PythonObject called, const ReadVariables& read_variables) {
+  PythonRef whole = PythonRef::borrowed(api_, called);
+  const PythonRef attributes = reader_.dict_of(called);
+  const bool is_model = !registered(attributes.get(), "_modules").empty() || !registered(attributes.get(), "_parameters").empty();
+  const PythonRef module_type = reader_.find("torch.nn.modules.module", "Module");
+  if (!is_model || !module_type || !is_worth_a_search(nullptr, called)) return whole;
+  std::unordered_set<PythonObject> known;
+  for (PythonRef& variable : read_variables()) {
+    if (!reader_.is_a(variable.get(), module_type.get()) || !known.insert(variable.get()).second) continue;
+    seen_.clear();
+    if (variable.get() != whole.get() && has_below(variable.get(), whole.get())) whole = std::move(variable);
+  }
+  return whole;
+}
+
+bool ModuleNames::has_below(PythonObject module, PythonObject searched) {
+  if (seen_.size() > kMaxModules || !seen_.insert(module).second) return false;
+  const PythonRef attributes = reader_.dict_of(module);
+  return std::ranges::any_of(registered(attributes.get(), "_modules"), [&](const auto& child) {
+    PythonObject object = child.second.get();
+    return object == searched || (object != api_.none && has_below(object, searched));
+  });
+}
+
 void ModuleNames::name_tree(PythonObject root) {
   if (root_is_new_) note_rank(api_);
   seen_.clear();
@@ -88,7 +117,7 @@ void ModuleNames::name_tree(PythonObject root) {
 }
 
 void ModuleNames::name_below(PythonObject module, const std::string& path) {
-  if (seen_.size() > (1u << 20) || !seen_.insert(module).second) return;
+  if (seen_.size() > kMaxModules || !seen_.insert(module).second) return;
   const PythonRef dict = reader_.dict_of(module);
   if (path.empty() && !has_tables(dict.get())) note_missing(InternalName::module_tables);
   std::string name = path.empty() ? reader_.type_name(module) : path;

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "extension/python_symbols.h"
 #include "extension/record/object_table.h"
@@ -19,8 +21,9 @@ struct ObjectName {
   uint32_t id = 0;  ///< of the text, in the trace
 };
 
-/// The paths of the program's modules ("layer3.5.conv2"), by their places below the module that was called first, and the
-/// names of their parameters and buffers, which are written to the trace. All of it with the GIL.
+/// The paths of the program's modules ("layer3.5.conv2"), by their places below the whole model: the module that was called
+/// first, or one of the callers' variables that has it below (`vae` where `vae.encoder(x)` is called). And the names of their
+/// parameters and buffers, which are written to the trace. All of it with the GIL.
 class ModuleNames {
  public:
   explicit ModuleNames(const PythonApi& api) : api_(api), reader_(api), tensors_(api), names_(api) {}
@@ -31,10 +34,13 @@ class ModuleNames {
   /// How many modules that have paths have died: what was found of an address holds until then. Any thread.
   uint64_t deaths() const noexcept { return names_.deaths(); }
 
+  /// What the variables of the functions that run refer to, of the innermost function first.
+  using ReadVariables = std::function<std::vector<PythonRef>()>;
+
   /// The path of the innermost module that has one, of a stack of modules that are being called, innermost first. Names those
-  /// that are new: the outermost one by its type, the others by their places below it. A module that is nowhere below it, such
+  /// that are new: the whole model by its type, the others by their places below it. A module that is nowhere below it, such
   /// as an activation made in forward, has none.
-  uint32_t name_calls(std::span<const PythonRef> calls);
+  uint32_t name_calls(std::span<const PythonRef> calls, const ReadVariables& read_variables);
 
  private:
   void name_tree(PythonObject root);
@@ -43,6 +49,8 @@ class ModuleNames {
   std::vector<std::pair<std::string, PythonRef>> registered(PythonObject dict, const char* which) const;
   void write_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path);
   bool is_worth_a_search(PythonObject caller, PythonObject module);
+  PythonRef find_whole_model(PythonObject called, const ReadVariables& read_variables);
+  bool has_below(PythonObject module, PythonObject searched);
 
   const PythonApi& api_;
   PythonReader reader_;
@@ -50,7 +58,7 @@ class ModuleNames {
   ObjectTable<ObjectName> names_;
   bool root_is_new_ = false;
   std::unordered_set<PythonObject> seen_;             ///< in the search that runs
-  std::unordered_map<uint64_t, uint32_t> strangers_;  ///< calls of modules without a name, by caller and type
+  std::unordered_map<uint64_t, uint32_t> strangers_;  ///< calls of modules without a name, by caller (or none) and type
 };
 
 }  // namespace oomdiag

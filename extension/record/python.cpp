@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "extension/interpreter_shutdown.h"
 #include "extension/python_symbols.h"
@@ -200,9 +202,46 @@ uint16_t flags_of_running_modules(Interpreter& known) {
   return static_cast<uint16_t>(evaluate | asks);
 }
 
+/// A local variable, or what a function inside of its function shares it by.
+PythonRef value_of(const PythonReader& reader, const PythonApi& api, PythonObject variable) {
+  if (reader.type_name(variable) == "cell") return reader.attribute(variable, "cell_contents");
+  return PythonRef::borrowed(api, variable);
+}
+
+// What their variables refer to, and the attributes of their first ones: of a trainer's `self`. Before Python 3.12 the C API
+// gives no variable without keeping all of them, so they are read where they lie.
+std::vector<PythonRef> variables_of_callers(Interpreter& known) {
+  const PythonReader reader(known.api);
+  std::unordered_map<const void*, intptr_t> counts;  // of local variables, by code
+  std::vector<PythonRef> values;
+  walk_frames(known.api, [&](PythonObject, PythonObject code) {
+    const PythonRef count(known.api, known.api.attribute(code, "co_nlocals"));
+    counts[code] = reader.integer(count.get()).value_or(0);
+    return true;
+  });
+  known.frames.walk(known.api, [&](const PythonCall& call) {
+    const auto count = counts.find(call.code);
+    for (intptr_t i = 0; count != counts.end() && i < count->second; ++i) {
+      PythonObject variable = PythonFrames::local_of(call, static_cast<size_t>(i));
+      if (variable == nullptr) continue;
+      values.push_back(value_of(reader, known.api, variable));
+      if (i > 0) continue;
+      for (auto& [name, value] : reader.pairs(reader.dict_of(values.back().get()).get())) values.push_back(std::move(value));
+    }
+    return true;
+  });
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
+    if (known.code.kind_of(code) != Code::user || known.api.text(code, "co_name") != "<module>") return true;
+    const PythonRef globals(known.api, known.api.globals_of(frame));
+    for (auto& [name, value] : reader.pairs(globals.get())) values.push_back(std::move(value));
+    return true;
+  });
+  return values;
+}
+
 uint32_t name_calls(Interpreter& known) {
   const std::vector<PythonRef> calls = running_modules(known);
-  return calls.empty() ? 0 : known.modules.name_calls(calls);
+  return calls.empty() ? 0 : known.modules.name_calls(calls, [&] { return variables_of_callers(known); });
 }
 
 /// Whether that holds for each call of the same mark.

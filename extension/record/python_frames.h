@@ -13,6 +13,7 @@ struct PythonCall {
   const char* code = nullptr;         ///< the code object
   const char* instruction = nullptr;  ///< within it
   const void* first_local = nullptr;  ///< `self` of a method
+  const char* const* locals = nullptr;  ///< all of them, while the call runs, for `local_of`
 };
 
 /// The Python calls that run on the thread that asks, without the GIL and in nanoseconds, to distinguish one place of
@@ -41,9 +42,14 @@ class PythonFrames {
     const Layout in = layout_;
     const Word* frame = current(static_cast<const Word*>(api.this_thread()));
     for (int depth = 0; frame != nullptr && depth < kMax; ++depth) {
-      if (!visit(PythonCall{plain(frame[in.code]), frame[in.instruction], plain(frame[in.local])})) return;
+      const Word* locals = frame + in.local;
+      if (!visit(PythonCall{plain(frame[in.code]), frame[in.instruction], plain(*locals), locals})) return;
       frame = reinterpret_cast<const Word*>(frame[in.previous]);
     }
+  }
+  /// The local variable of a running call of this thread, of the co_nlocals that it has; borrowed, null where it has no value.
+  static PythonObject local_of(const PythonCall& call, size_t index) noexcept {
+    return const_cast<char*>(plain(call.locals[index]));
   }
   /// The offset of a call's instruction in its code, as PyCode_Addr2Line wants it.
   int offset_of(const PythonCall& call) const noexcept {

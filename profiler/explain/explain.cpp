@@ -119,12 +119,16 @@ std::string growing_place(const std::vector<Growth>& growths) {
   return growths.empty() ? std::string() : short_place(growths.front().held);
 }
 
+// Of a run that fits: a loss of 4 bytes that is appended in each step is no growth that anybody would look for.
+void forget_distant_growths(int64_t headroom_bytes, std::vector<Growth>& growths) {
+  if (headroom_bytes / kDistantSteps > sum_per_step(growths)) growths.clear();
+}
+
 // A run that fits and grows: where what is left is used up at its pace.
 std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const Findings& findings) {
   const int64_t per_step = sum_per_step(findings.growths);
   if (device.failure || per_step <= 0) return std::nullopt;
   const int64_t steps = findings.headroom_bytes / per_step;
-  if (steps > kDistantSteps) return std::nullopt;
   return findings.growths.front().last_step + static_cast<uint32_t>(steps);
 }
 
@@ -248,6 +252,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.largest = follow_largest(state);
   findings.headroom_bytes =
       std::max<int64_t>(0, available - private_pools - state.allocated_bytes - state.pending_free_bytes);
+  if (!device.failure) forget_distant_growths(findings.headroom_bytes, findings.growths);
   findings.out_of_memory_near_step = find_step_of_failure(device, findings);
   const StepModel model = make_step_model(device, inputs, findings, private_pools, std::move(step));
   findings.batch = describe_batch(device, model);

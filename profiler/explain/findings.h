@@ -121,7 +121,7 @@ void visit_fields(auto& visit, Either<BatchModel> auto& value) {
   visit({"inferred", "the batch size was not given: it is read from shapes"}, value.inferred);
 }
 
-/// Growth that fills the device only after so many steps more is not worth a word in the headline: 16 KiB per step on 16 GiB.
+/// Of a run that fits, growth that fills the device only after so many steps more is not told: 16 KiB per step on 16 GiB.
 inline constexpr int64_t kDistantSteps = 1'000'000;
 
 /// A reason, and the fixes with its cure.
@@ -148,7 +148,7 @@ struct Findings {
   /// not in it.
   int64_t required_bytes = 0;
   std::vector<Growth> growths{};
-  /// Of a run that fits and grows: about the step that runs out of memory. None if that is more than kDistantSteps away.
+  /// Of a run that fits and grows: about the step that runs out of memory.
   std::optional<uint32_t> out_of_memory_near_step{};
   Owners owners{};
   std::optional<Lifetime> largest{};

@@ -794,7 +794,7 @@ class NTXentLoss:
         return -torch.log(numerator / denominator + 1e-8).mean()
 
 
-@expected("all_pairs", fix="split|chunk|part", thread="KevinMusgrave/pytorch-metric-learning#547", memory=800)
+@expected("all_pairs", fix="split|chunk|part", thread="KevinMusgrave/pytorch-metric-learning#547", memory=700)
 def train_metric_learning(fixed=False):
     """`NTXentLoss` compares every positive pair with every negative pair of the batch (`n_per_p`, `neg_pairs`: number of positive pairs x
     number of negative pairs); with few classes in a batch of 120 that's thousands x ten thousand entries, several times. Cured by: Loop
@@ -803,7 +803,7 @@ def train_metric_learning(fixed=False):
     model = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 32)).cuda()
     optimizer, loss_fn = torch.optim.Adam(model.parameters(), lr=1e-4), NTXentLoss()
     for _ in range(4):
-        x, labels = torch.randn(120, 512).cuda(), torch.randint(0, 4, (120,))
+        x, labels = torch.randn(120, 512).cuda(), torch.arange(120)[torch.randperm(120)] % 4
         embeddings = model(x)
         if fixed:
             losses = []
