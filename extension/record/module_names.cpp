@@ -89,7 +89,8 @@ bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
 PythonRef ModuleNames::find_whole_model(PythonObject called, const ReadVariables& read_variables) {
   PythonRef whole = PythonRef::borrowed(api_, called);
   const PythonRef attributes = reader_.dict_of(called);
-  const bool is_model = !registered(attributes.get(), "_modules").empty() || !registered(attributes.get(), "_parameters").empty();
+  const bool is_model =
+      !registered(attributes.get(), "_modules").empty() || !registered(attributes.get(), "_parameters").empty();
   const PythonRef module_type = reader_.find("torch.nn.modules.module", "Module");
   if (!is_model || !module_type || !is_worth_a_search(nullptr, called)) return whole;
   std::unordered_set<PythonObject> known;

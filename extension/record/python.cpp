@@ -226,7 +226,8 @@ std::vector<PythonRef> variables_of_callers(Interpreter& known) {
       if (variable == nullptr) continue;
       values.push_back(value_of(reader, known.api, variable));
       if (i > 0) continue;
-      for (auto& [name, value] : reader.pairs(reader.dict_of(values.back().get()).get())) values.push_back(std::move(value));
+      for (auto& [name, value] : reader.pairs(reader.dict_of(values.back().get()).get()))
+        values.push_back(std::move(value));
     }
     return true;
   });

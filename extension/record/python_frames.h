@@ -10,9 +10,9 @@ namespace oomdiag {
 
 /// A call of a Python function, as the interpreter keeps it. Borrowed: to be compared, not to be followed without the GIL.
 struct PythonCall {
-  const char* code = nullptr;         ///< the code object
-  const char* instruction = nullptr;  ///< within it
-  const void* first_local = nullptr;  ///< `self` of a method
+  const char* code = nullptr;           ///< the code object
+  const char* instruction = nullptr;    ///< within it
+  const void* first_local = nullptr;    ///< `self` of a method
   const char* const* locals = nullptr;  ///< all of them, while the call runs, for `local_of`
 };
 

@@ -290,6 +290,7 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   std::string path = is_whole ? variable.name : variable.name + kNoKey;
   std::string place = variable.place, named = path;
   uint32_t holder = way.back();
+  bool is_in_function = false;  // of the holder
   for (size_t i = way.size() - 1; i-- > 0;) {
     const PythonObject parent = reached_[way[i + 1]].object;
     const std::string type = reader_.type_name(parent);
@@ -305,9 +306,11 @@ std::string TensorReferrers::name_of(uint32_t index) const {
       path += step;
     }
     const bool is_item = step.empty() || step.starts_with('[');
+    is_in_function = is_in_function || is_function(parent);
     if (is_item && !is_of_frame && variable.name != "Out") continue;
     named = path;
     holder = way[i];
+    is_in_function = false;
   }
   const bool is_tensor = holder == index;
   const std::string kind = !is_tensor                      ? reader_.type_name(reached_[holder].object)
@@ -318,7 +321,12 @@ std::string TensorReferrers::name_of(uint32_t index) const {
     const size_t begin = named.find_first_of(".[", named.size() - kMaxNameLength / 2);
     if (end != named.npos && begin != named.npos) named = named.substr(0, end) + "…" + named.substr(begin);
   }
-  return kind + " '" + named + "' in " + place;
+  return kind + std::string(is_in_function ? kOfFunctions : "") + " '" + named + "' in " + place;
+}
+
+bool TensorReferrers::is_function(PythonObject object) const {
+  const std::string type = reader_.type_name(object);
+  return type == "function" || type == "method" || type == "partial";
 }
 
 namespace {

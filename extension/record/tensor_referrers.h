@@ -77,6 +77,7 @@ class TensorReferrers {
   std::string name_of_step(uint32_t index) const;
   std::string key_of(PythonObject container, PythonObject item) const;
   std::string variable_of(PythonObject frame, PythonObject value) const;
+  bool is_function(PythonObject object) const;
   std::vector<std::pair<std::string, PythonRef>> variables_of(PythonObject frame) const;
   void write_tensor(uint32_t index);
   void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);

@@ -216,7 +216,10 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     if (growth.referrer.empty() && are_most && !keeps_only_itself) growth.referrer = tensors.most();
     // Results that were detached, in attributes of layers, say: the graph that made them is gone.
     const bool is_detached = growth.is_referred() && !growth.referrer.empty() && !nodes.has(growth.referrer);
-    if (growth.kind == GrowthKind::retained_graph && is_detached) growth.kind = GrowthKind::kept_tensors;
+    if (growth.kind == GrowthKind::retained_graph && is_detached) {
+      growth.kind = GrowthKind::kept_tensors;
+      growth.held = growth.places.front().where;  // no place keeps those of the others
+    }
   }
   // Gradients grow as their parameters do, and only these have a variable.
   std::stable_sort(growths.begin(), growths.end(), [](const Growth& a, const Growth& b) {

@@ -37,7 +37,8 @@ struct Growth {
   int64_t bytes_per_step = 0;  ///< the median of what the steps added, over all its places
   int64_t grown_bytes = 0;     ///< what lives at the end of last_step beyond what lived at the end of first_step
   uint32_t first_step = 0, last_step = 0;
-  Where held{};  ///< the last place of a step that grows: what the program holds keeps the rest, if there is a graph
+  /// The last place of a step that grows: what the program holds keeps the rest, if there is a graph. Of detached tensors the largest.
+  Where held{};
   std::vector<GrowingPlace> places{};  ///< fastest first, at most kMaxGrowingPlaces
   size_t place_count = 0;
   std::string referrer{};      ///< "list 'history' in train.py": the variable that keeps most of it, or empty

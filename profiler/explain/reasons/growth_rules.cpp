@@ -400,13 +400,18 @@ Found find_handed_states(const ReasonFacts& facts) {
     if (is_of_module && one.nodes > 0 && !one.is_scalar()) states.push_back(as_written(variable_name(one.variable)));
   }
   if (states.empty()) return {};
+  const std::string folded = fold_subscripts(states.front());
+  const auto is_alike = [&](const std::string& one) { return fold_subscripts(one) == folded; };
+  const bool are_alike = states.size() > 1 && std::ranges::all_of(states, is_alike);
   return Reason{
       .text = fmt::format("a state that modules keep from one call to the next, {}, keeps the graph of all calls{}, {}",
                           states.front(), at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
       .fix = "detach_state",
-      .how = {fmt::format("{0} = {0}.detach()  # after each batch, or a reset of the model's states", states.front()),
-              "with torch.no_grad():  # around the loop, if it evaluates"}};
+      .how = {
+          assign_each(are_alike ? folded : states.front(), [](const std::string& item) { return item + ".detach()"; }) +
+              "  # after each batch, or a reset of the model's states",
+          "with torch.no_grad():  # around the loop, if it evaluates"}};
 }
 
 Found find_earlier_graphs(const ReasonFacts& facts) {

@@ -83,13 +83,26 @@ std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
   return models.count_of_most() * 5 >= std::ssize(twins.parameters) * 4 ? std::string(models.most()) : std::string();
 }
 
-/// The list that has these models as items, as "models" of "dict 'models[*]._parameters'"; or empty.
+/// "models" of "models[*]" and of `all_models["vgg11"]["optimizer"].state`, and of anything else nothing: an item of a list or a dict, or of
+/// those that are items of it.
+std::string_view list_of_item(std::string_view name) {
+  const std::string_view item = name.substr(0, name.rfind(']') + 1);
+  const size_t first = item.find('[');
+  for (size_t at = first; at != item.npos && at < item.size(); at = item.find(']', at) + 1) {
+    if (item[at] != '[') return {};
+  }
+  return first == item.npos ? std::string_view() : item.substr(0, first);
+}
+
+/// The list that has these models, or their optimizers, as items; or empty.
 std::string find_list_of_models(const ReasonFacts& facts, const Twins& twins) {
+  const std::vector<Where> made = list_makers(twins);
   VariableCounts lists;
-  for (const LiveBlock* block : twins.parameters) {
-    const std::string_view model = module_of(facts.referrers.find(*block));
-    const size_t item = model.find('[');
-    if (item != model.npos && item > 0 && model.find(']') + 1 == model.size()) lists.add(model.substr(0, item), 1);
+  for (const Referrer& one : facts.device.referrers) {
+    if (std::ranges::find(made, one.made) == made.end()) continue;
+    const std::string_view model = module_of(&one), name = variable_name(one.variable);
+    if (model.ends_with(']')) lists.add(list_of_item(model), 1);
+    if (name.ends_with("].state")) lists.add(list_of_item(name), 1);
   }
   constexpr int64_t kPart = 5;  // to many of them their optimizer's state leads, whose keys they are
   return lists.count_of_most() * kPart >= std::ssize(twins.parameters) ? std::string(lists.most()) : std::string();
@@ -178,17 +191,24 @@ Found find_several_models(const ReasonFacts& facts) {
                     "scheduler and trainer",
                     variable_name(one)));
   const std::vector<std::string> others = lines_for_models(facts, line_for_needed_model(facts, older));
+  const bool is_dict = std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
+    return variable_name(one.variable).starts_with(list + "[\"");
+  });
   if (!list.empty())
     lines.push_back(
-        fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
-                    "stay on the GPU",
-                    list));
+        is_dict
+            ? fmt::format("{}[key] = None  # of a model that has served: it has them all, and their optimizers", list)
+            : fmt::format("{}.append(model.cpu())  # it has them all; and model.zero_grad(), whose gradients "
+                          "stay on the GPU",
+                          list));
   lines.insert(lines.end(), others.begin(), others.end());
   return Reason{
-      .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
-                          twins->models, with_unit(twins->bytes)),
+      .text = fmt::format(
+          "{} models with layers of the same names are alive: {} of parameters, gradients and optimizer state",
+          twins->models, with_unit(twins->bytes)),
       .bytes = twins->bytes - twins->bytes / twins->models,
-      .kept_by = list.empty() ? fmt::format("{}", fmt::join(older, ", ")) : fmt::format("list '{}'", list),
+      .kept_by = list.empty() ? fmt::format("{}", fmt::join(older, ", "))
+                              : fmt::format("{} '{}'", is_dict ? "dict" : "list", list),
       .fix = "drop_models",
       .how = std::move(lines),
       .piles_up = true};

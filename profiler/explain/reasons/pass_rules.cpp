@@ -254,16 +254,27 @@ std::string find_holder_of_graphs(const ReasonFacts& f) {
   return std::string(nodes.count_of_most() * 2 > all ? nodes.most() : of_containers.most());
 }
 
-/// Where nothing shows whether a loop evaluates.
-std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder) {
+/// The variable that requires_grad_() was called for, and that is no parameter: "latents"; or empty.
+std::string_view find_data_with_gradients(const ReasonFacts& f) {
+  const auto data = std::ranges::find_if(f.device.referrers, &Referrer::wants_gradient);
+  return data == f.device.referrers.end() ? std::string_view() : variable_name(data->variable);
+}
+
+/// Where nothing shows whether a loop evaluates. `data`: as of find_data_with_gradients().
+std::vector<std::string> lines_for_loop(const std::string& place, const std::string& holder, std::string_view data) {
   std::vector<std::string> lines{
-      fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
+      data.empty()
+          ? fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place)
+          : fmt::format("with torch.no_grad():  # around {}, if only what follows needs gradients of '{}': then "
+                        "{}.requires_grad_() behind it",
+                        place, data, data),
       "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
   const std::string_view name = variable_name(holder);
   if (is_appended_to(holder)) {
     lines.push_back(fmt::format("{}.append(x.detach())  # or x.item(): what is kept, without its graph", name));
   } else if (!name.empty() && !is_container(holder)) {
-    lines.push_back(fmt::format("{0} = {0}.detach()  # or .item(): the number, without its graph", name));
+    lines.push_back(fmt::format("{0} = {0}.detach()  # {1}or .item(): the number, without its graph", name,
+                                data.empty() ? "" : "right behind that line; "));
   }
   return lines;
 }
@@ -345,12 +356,14 @@ Found find_graphs_in_evaluation(const ReasonFacts& f) {
   const bool one = kept.count <= 1;
   const std::string passes = one ? "a forward pass" : fmt::format("{} forward passes", kept.count_passes());
   const std::string hold = fmt::format("{} {}", one ? "holds" : "hold", with_unit(kept.bytes));
+  const std::string_view data = find_data_with_gradients(f);
   const std::string_view loop = by_mode ? "a model in evaluation mode keeps" : "a loop keeps";
   const std::string text =
       call != calls.end()
           ? fmt::format("evaluation keeps autograd graphs: {} that no backward follows {} ({})", passes, hold, place)
-          : fmt::format("{} autograd graphs: {} that no backward has followed {} ({})", loop, passes, hold, place);
-  std::vector<std::string> how = lines_for_loop(place, holder);
+          : fmt::format("{} autograd graphs{}: {} that no backward has followed {} ({})", loop,
+                        data.empty() ? "" : fmt::format(", as '{}' requires gradients", data), passes, hold, place);
+  std::vector<std::string> how = lines_for_loop(place, holder, data);
   if (by_mode) how = {fmt::format("with torch.no_grad():  # around {}, if nothing asks for its gradients", place)};
   if (by_mode && trains(f)) {
     how = {fmt::format("with torch.no_grad():  # around the part of {} that evaluates", place)};
@@ -413,6 +426,22 @@ bool is_state_of_passes(const ReasonFacts& f, const std::string& variable) {
   return found != f.device.referrers.end() && !found->is_scalar() && !is_container(fold_subscripts(variable));
 }
 
+/// For each loss that a variable of a function has while the next pass runs, as `loss_a` of `(loss_a + loss_b).backward()`.
+std::vector<std::string> lines_for_losses(const ReasonFacts& f) {
+  constexpr size_t kMaxLines = 3;
+  const std::vector<StackCall> calls = parse_stack(f.device.failure->stack);
+  std::vector<std::string> lines;
+  for (const Referrer& one : f.device.referrers) {
+    const bool is_loss = one.is_scalar() && one.nodes >= kSeveralNodes &&
+                         !is_container(fold_subscripts(one.variable)) &&
+                         find_function(calls, function_of(one.variable)) != calls.end();
+    if (is_loss && lines.size() < kMaxLines)
+      lines.push_back(fmt::format("{}.backward()  # before the next forward pass; gradients add up, as of the sum",
+                                  variable_name(one.variable)));
+  }
+  return lines;
+}
+
 }  // namespace
 
 Found find_several_passes(const ReasonFacts& f) {
@@ -425,12 +454,13 @@ Found find_several_passes(const ReasonFacts& f) {
       !is_large(f, kept.bytes, kWorthNaming))
     return {};
   const bool is_rollout = is_state_of_passes(f, holder);
-  return Reason{
-      .text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", kept.count_passes(),
-                          is_rollout ? ", each from what the one before made, " + holder : "", with_unit(kept.bytes),
-                          short_place(failure.where)),
-      .bytes = kept.bytes,
-      .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass"};
+  const int64_t passes = std::max<int64_t>(1, kept.count_passes());
+  return Reason{.text = fmt::format("{} forward passes before one backward{}: their graphs hold {} ({})", passes,
+                                    is_rollout ? ", each from what the one before made, " + holder : "",
+                                    with_unit(kept.bytes), short_place(failure.where)),
+                .bytes = kept.bytes - (is_rollout ? 0 : kept.bytes / passes),  // that of one pass is needed
+                .fix = is_rollout ? "checkpoint_each_pass" : "backward_of_each_pass",
+                .how = is_rollout ? std::vector<std::string>() : lines_for_losses(f)};
 }
 
 // A loop within one forward pass: a cell of a recurrent layer that runs once for each position, or any layers that do. The whole model

@@ -364,9 +364,21 @@ std::string_view object_of(std::string_view name) {
 }
 
 std::string line_for_hook(std::string_view referrer) {
-  if (!contains(referrer, "_hooks[")) return {};
-  return "handle = module.register_forward_hook(hook)  # and handle.remove() when it has served: a module keeps its "
-         "hooks, and these what they refer to";
+  struct Kind {
+    std::string_view dict, function;
+  };
+  constexpr Kind kKinds[] = {{"_forward_pre_hooks", "register_forward_pre_hook"},
+                             {"_forward_hooks", "register_forward_hook"},
+                             {"_backward_pre_hooks", "register_full_backward_pre_hook"},
+                             {"_backward_hooks", "register_full_backward_hook"}};
+  const std::string_view name = variable_name(referrer);
+  const auto kind = std::ranges::find_if(
+      kKinds, [&](const Kind& one) { return name.ends_with(one.dict) || contains(name, std::string(one.dict) + "["); });
+  if (kind == std::end(kKinds)) return {};
+  return fmt::format(
+      "handle = module.{}(hook)  # and handle.remove() when it has served: a module keeps its hooks, and these what "
+      "they refer to",
+      kind->function);
 }
 
 std::vector<std::string> lines_for_kept(std::string_view referrer, bool of_weights) {
@@ -396,6 +408,11 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
+  if (contains(referrer, kOfFunctions))
+    return fmt::format(
+        "{}.clear()  # before new functions go there, or without those that have served: each keeps what its closure, "
+        "its defaults and its self refer to; or let them refer to x.detach().cpu()",
+        as_written(name));
   const bool is_attribute = referrer.starts_with("attribute ");
   const bool is_one_of_many = name.find(kAny) != name.npos;
   const std::string kept = name.empty() || (is_one_of_many && !is_attribute) ? "kept" : as_written(name);

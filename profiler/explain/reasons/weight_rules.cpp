@@ -178,7 +178,7 @@ Found find_weight_copies(const ReasonFacts& facts) {
   const int64_t parameters = has_called ? called.bytes : sum_category(facts, Category::parameter).bytes;
   const bool goes_on = copies_weight(facts, weights);
   const int64_t bytes = copies.bytes + (goes_on ? requested_bytes(facts) : 0);
-  if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
+  if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 7)) return {};
   if (!is_large(facts, goes_on ? std::max(bytes, parameters) : bytes, 0.15)) return {};
   if (goes_on) {
     return Reason{.text = fmt::format(

@@ -87,7 +87,7 @@ TEST_CASE("of a model that is gone no shape is known, and its parameters are twi
   gone.shape = {};
   const auto reason = find_several_models({.device = at_oom({now, gone}), .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->text.starts_with("2 models of the same layers are alive"));
+  CHECK(reason->text.starts_with("2 models with layers of the same names are alive"));
   CHECK(reason->piles_up);
 }
 
@@ -102,6 +102,13 @@ TEST_CASE("the list that has several models is named", "[explain][reasons]") {
   REQUIRE(reason);
   CHECK(reason->kept_by == "list 'models'");
   CHECK(reason->how.front().starts_with("models.append(model.cpu())"));
+  device.referrers.assign(2, {.variable = "defaultdict 'runs[\"vgg\"][\"optimizer\"].state' in main (sweep.py:3)",
+                              .made = weight.made,
+                              .storage_bytes = 100_MiB});
+  const auto of_dict = find_several_models({.device = device, .growths = {}});
+  REQUIRE(of_dict);
+  CHECK(of_dict->kept_by == "dict 'runs'");
+  CHECK(of_dict->how.front().starts_with("runs[key] = None"));
 }
 
 }  // namespace oomdiag
