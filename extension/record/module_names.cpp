@@ -10,6 +10,7 @@
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
 #include "profiler/event.h"
+#include "profiler/one_of.h"
 #include "profiler/trace/mix.h"
 
 // What torch.nn.Module keeps in _modules, _parameters and _buffers is read here as the dictionaries that it is. Its own
@@ -63,13 +64,12 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVar
   size_t named = 0;
   while (named < calls.size() && find(calls[named].get()) == 0) ++named;
   PythonObject root = calls.back().get();
-  if (find(root) == 0) {
-    const PythonRef whole = find_whole_model(root, read_variables);
-    root_is_new_ = find(whole.get()) == 0;
-    name_tree(whole.get());
+  if (const ObjectName* known = names_.find(root); known == nullptr) {
+    root_is_new_ = true;
+    name_tree(root, find_path(root, read_variables));
   } else if (is_worth_a_search(calls[named].get(), calls[named - 1].get())) {
     root_is_new_ = false;
-    name_tree(root);
+    name_tree(root, known->path);
   }
   for (const PythonRef& module : calls) {
     if (const uint32_t id = find(module.get()); id != 0) return id;
@@ -80,50 +80,78 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVar
 // Modules that are made in forward are many, and looking for each of them in a large model takes longer than the forward
 // pass. Those that one module calls and that are of one type are looked for at the first call, the second, the fourth, …
 bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
-  const PythonRef type(api_, api_.type(module));
-  const auto of = [](PythonObject object) { return reinterpret_cast<uint64_t>(object) >> 4; };
-  return std::has_single_bit(++strangers_[spread(of(caller)) ^ of(type.get())]);
+  return std::has_single_bit(++count_strangers(caller, module));
 }
 
-// Of variables that have the module below them the outermost one: of a trainer's `self`, not of the model's.
+uint32_t& ModuleNames::count_strangers(PythonObject caller, PythonObject module) {
+  const PythonRef type(api_, api_.type(module));
+  const auto of = [](PythonObject object) { return reinterpret_cast<uint64_t>(object) >> 4; };
+  return strangers_[spread(of(caller)) ^ of(type.get())];
+}
+
+// Empty of a whole model.
+std::string ModuleNames::find_path(PythonObject called, const ReadVariables& read_variables) {
+  std::vector<PythonObject> wholes = wholes_.all();
+  std::ranges::sort(wholes, {}, [&](PythonObject whole) { return *wholes_.find(whole); });
+  for (PythonObject whole : wholes) {
+    if (std::string path = path_below(whole, called); !path.empty()) return path;
+  }
+  const PythonRef whole = find_whole_model(called, read_variables);
+  if (!whole) return {};
+  count_strangers(nullptr, called) = 0;  // of models that are made anew all have the same names
+  wholes_.add(whole.get(), wholes_found_++);
+  return path_below(whole.get(), called);
+}
+
+// Of variables that have the module below them the outermost one: of a trainer's `self`, not of the model's. A list of modules is none.
 PythonRef ModuleNames::find_whole_model(PythonObject called, const ReadVariables& read_variables) {
-  PythonRef whole = PythonRef::borrowed(api_, called);
   const PythonRef attributes = reader_.dict_of(called);
   const bool is_model =
       !registered(attributes.get(), "_modules").empty() || !registered(attributes.get(), "_parameters").empty();
   const PythonRef module_type = reader_.find("torch.nn.modules.module", "Module");
-  if (!is_model || !module_type || !is_worth_a_search(nullptr, called)) return whole;
-  std::unordered_set<PythonObject> known;
+  if (!is_model || !module_type || !is_worth_a_search(nullptr, called)) return {};
+  PythonRef whole;
+  std::unordered_set<PythonObject> known{called};
   for (PythonRef& variable : read_variables()) {
-    if (!reader_.is_a(variable.get(), module_type.get()) || !known.insert(variable.get()).second) continue;
-    seen_.clear();
-    if (variable.get() != whole.get() && has_below(variable.get(), whole.get())) whole = std::move(variable);
+    PythonObject outermost = whole ? whole.get() : called;
+    const bool is_new = reader_.is_a(variable.get(), module_type.get()) && known.insert(variable.get()).second;
+    if (!is_new || is_one_of(reader_.type_name(variable.get()), {"ModuleList", "ModuleDict"})) continue;
+    if (!path_below(variable.get(), outermost).empty()) whole = std::move(variable);
   }
   return whole;
 }
 
-bool ModuleNames::has_below(PythonObject module, PythonObject searched) {
+std::string ModuleNames::path_below(PythonObject module, PythonObject searched) {
+  seen_.clear();
+  std::string path;
+  return extend_path(module, searched, path) ? path : std::string();
+}
+
+bool ModuleNames::extend_path(PythonObject module, PythonObject searched, std::string& path) {
+  if (module == searched) return true;
   if (seen_.size() > kMaxModules || !seen_.insert(module).second) return false;
   const PythonRef attributes = reader_.dict_of(module);
   return std::ranges::any_of(registered(attributes.get(), "_modules"), [&](const auto& child) {
-    PythonObject object = child.second.get();
-    return object == searched || (object != api_.none && has_below(object, searched));
+    const auto& [name, object] = child;
+    const bool leads = object.get() != api_.none && extend_path(object.get(), searched, path);
+    if (leads) path = path.empty() ? name : join(name, path);
+    return leads;
   });
 }
 
-void ModuleNames::name_tree(PythonObject root) {
+void ModuleNames::name_tree(PythonObject root, const std::string& path) {
   if (root_is_new_) note_rank(api_);
   seen_.clear();
-  name_below(root, "");
+  name_below(root, path);
 }
 
 void ModuleNames::name_below(PythonObject module, const std::string& path) {
   if (seen_.size() > kMaxModules || !seen_.insert(module).second) return;
   const PythonRef dict = reader_.dict_of(module);
   if (path.empty() && !has_tables(dict.get())) note_missing(InternalName::module_tables);
-  std::string name = path.empty() ? reader_.type_name(module) : path;
+  const std::string name = path.empty() ? reader_.type_name(module) : path;
   const uint32_t id = session().writer().intern(std::string_view(name));
-  const bool is_new = names_.add(module, {std::move(name), id});
+  const bool is_new = names_.add(module, {path, id});
   if (is_new || root_is_new_) {
     write_tensors(dict.get(), "_parameters", EventKind::parameter, path);
     write_tensors(dict.get(), "_buffers", EventKind::buffer, path);

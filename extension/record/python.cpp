@@ -208,21 +208,35 @@ PythonRef value_of(const PythonReader& reader, const PythonApi& api, PythonObjec
   return PythonRef::borrowed(api, variable);
 }
 
+// Those that a function shares with others lie behind its own, but for arguments, which are counted already.
+size_t count_variables(const PythonReader& reader, const PythonApi& api, PythonObject code) {
+  const auto names = [&](const char* which) {
+    const PythonRef tuple(api, api.attribute(code, which));
+    return reader.items(tuple.get());
+  };
+  const std::vector<PythonRef> own = names("co_varnames");
+  const std::vector<PythonRef> shared = names("co_cellvars");
+  const auto is_own = [&](const PythonRef& name) {
+    return std::ranges::any_of(own, [&](const PythonRef& one) { return one.get() == name.get(); });
+  };
+  return own.size() + shared.size() - static_cast<size_t>(std::ranges::count_if(shared, is_own)) +
+         names("co_freevars").size();
+}
+
 // What their variables refer to, and the attributes of their first ones: of a trainer's `self`. Before Python 3.12 the C API
 // gives no variable without keeping all of them, so they are read where they lie.
 std::vector<PythonRef> variables_of_callers(Interpreter& known) {
   const PythonReader reader(known.api);
-  std::unordered_map<const void*, intptr_t> counts;  // of local variables, by code
+  std::unordered_map<const void*, size_t> counts;  // of variables, by code
   std::vector<PythonRef> values;
   walk_frames(known.api, [&](PythonObject, PythonObject code) {
-    const PythonRef count(known.api, known.api.attribute(code, "co_nlocals"));
-    counts[code] = reader.integer(count.get()).value_or(0);
+    counts[code] = count_variables(reader, known.api, code);
     return true;
   });
   known.frames.walk(known.api, [&](const PythonCall& call) {
     const auto count = counts.find(call.code);
-    for (intptr_t i = 0; count != counts.end() && i < count->second; ++i) {
-      PythonObject variable = PythonFrames::local_of(call, static_cast<size_t>(i));
+    for (size_t i = 0; count != counts.end() && i < count->second; ++i) {
+      PythonObject variable = PythonFrames::local_of(call, i);
       if (variable == nullptr) continue;
       values.push_back(value_of(reader, known.api, variable));
       if (i > 0) continue;

@@ -47,7 +47,8 @@ class PythonFrames {
       frame = reinterpret_cast<const Word*>(frame[in.previous]);
     }
   }
-  /// The local variable of a running call of this thread, of the co_nlocals that it has; borrowed, null where it has no value.
+  /// A variable of a running call of this thread: its own, then those that functions share, by cells. Borrowed; null where it has no
+  /// value.
   static PythonObject local_of(const PythonCall& call, size_t index) noexcept {
     return const_cast<char*>(plain(call.locals[index]));
   }

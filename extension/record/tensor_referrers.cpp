@@ -227,13 +227,15 @@ void TensorReferrers::write_tensor(uint32_t index) {
         thread_state().names.name(describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype())));
   }
   event.call_id = count_nodes(grad_fn_of(*tensor));
+  const int of_newest = are_of_newest_steps_ ? kOfNewestSteps : 0;
   const std::string name = name_of(index);
   const bool is_parameter =
       reader_.type_name(reached_[index].object) == "Parameter" || name.find("._parameters") != name.npos;
   const bool is_computed = grad_fn_of(*tensor) != nullptr;  // weights of an inner step stand where parameters do
   const bool wants_gradient = tensor->requires_grad() && !is_computed;
-  if (is_parameter && !is_computed) event.flags = kIsParameter;
-  if (wants_gradient && !is_parameter) event.flags = kWantsGradient;
+  const int parameter = is_parameter && !is_computed ? kIsParameter : 0;
+  const int wants = wants_gradient && !is_parameter ? kWantsGradient : 0;
+  event.flags = static_cast<uint16_t>(of_newest | parameter | wants);
   event.detail = thread_state().names.name(std::string_view(name));
   session().writer().write(event);
   ++written_;
@@ -248,12 +250,13 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
   const bool has_own_sizes = !tensor.is_python_dispatch();
   const auto bytes = has_own_sizes ? static_cast<int64_t>(tensor.numel() * tensor.itemsize()) : 0;
   if (root == nullptr && bytes < kLarge) return;
-  const uint32_t nodes = root == nullptr ? 0 : count_nodes(root);
+  const uint32_t nodes = count_nodes(root);
   const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
   for (uint32_t device = 0; device < session().device_count; ++device) {
     Event event = thread_state().event(EventKind::referrer);
     event.device = static_cast<uint8_t>(device);
     event.call_id = nodes;
+    event.flags = are_of_newest_steps_ ? kOfNewestSteps : 0;
     event.detail = name;
     event.bytes = bytes;
     session().writer().write(event);
@@ -264,11 +267,14 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
 // That this tensor keeps and no tensor before it did; of a tensor in a graph at least its own.
 uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
   const size_t before = nodes_.size();
+  are_of_newest_steps_ = root != nullptr;
   std::vector<const torch::autograd::Node*> waiting{root};
   while (!waiting.empty() && nodes_.size() < kMaxNodes) {
     const torch::autograd::Node* node = waiting.back();
     waiting.pop_back();
     if (node == nullptr || !nodes_.insert(node).second) continue;
+    const bool accumulates = node->sequence_nr() == UINT64_MAX;  // a gradient, in whatever step it was made
+    are_of_newest_steps_ &= accumulates || session().steps().is_of_newest_steps(node->sequence_nr(), node->thread_id());
     for (const auto& edge : node->next_edges()) waiting.push_back(edge.function.get());
   }
   const size_t found = nodes_.size() - before;

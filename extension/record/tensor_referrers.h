@@ -96,6 +96,7 @@ class TensorReferrers {
   std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
+  bool are_of_newest_steps_ = false;                        ///< all nodes that were counted last
   size_t written_ = 0;
   bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
 };

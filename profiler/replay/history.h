@@ -179,6 +179,14 @@ struct Peak {
   bool operator==(const Peak&) const = default;
 };
 
+/// What the allocator has cached for other streams than the one that has most, at the end of the recording: each serves its own only.
+struct CachedForStreams {
+  int64_t bytes = 0;
+  uint32_t streams = 0;
+
+  bool operator==(const CachedForStreams&) const = default;
+};
+
 struct PhasePeak {
   uint32_t step = 0;
   Phase phase = Phase::setup;
@@ -189,14 +197,19 @@ struct PhasePeak {
 
 /// What refers to a tensor as the interpreter ends.
 struct Referrer {
+  /// Of `nodes` those that may be of earlier steps.
+  int64_t earlier_nodes() const { return of_newest_steps ? 0 : nodes; }
+
   std::string_view variable{};  ///< "list 'history' in train.py"
   Where made{};                 ///< the tensor
   int64_t nodes = 0;  ///< of autograd, that it keeps and no referrer before it; of a graph's tensor at least one
   int64_t bytes = 0;  ///< of the tensor, which may be a view
   int64_t storage_bytes = 0;    ///< that it keeps, as requested
   bool wants_gradient = false;  ///< requires_grad_() was called for it, and it is no parameter
-  uint32_t context = 0;         ///< as of a LiveBlock
-  uint64_t born = 0;            ///< as of the LiveBlock that is its storage; 0: on the host
+  bool of_newest_steps =
+      false;  ///< `nodes` are all of the step that runs and the one before; false also where that is not known
+  uint32_t context = 0;  ///< as of a LiveBlock
+  uint64_t born = 0;     ///< as of the LiveBlock that is its storage; 0: on the host
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }
@@ -340,6 +353,7 @@ struct StepAllocations {
 struct DeviceHistory {
   int index = 0;
   Peak peak;
+  CachedForStreams cached_for_streams{};
   MemoryState state;
   std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase

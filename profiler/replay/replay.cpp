@@ -83,6 +83,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                       .bytes = one.bytes,
                       .storage_bytes = one.on_host ? 0 : std::max(one.bytes, one.maker.bytes),
                       .wants_gradient = one.wants_gradient,
+                      .of_newest_steps = one.of_newest_steps,
                       .context = one.maker.context,
                       .born = one.born});
     }

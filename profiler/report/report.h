@@ -159,6 +159,8 @@ struct ReportPeak {
   std::string inner_source{};
   std::string autocast{};
   int64_t host_memory_bytes = 0;
+  int64_t cached_for_streams_bytes = 0;
+  uint32_t streams = 0;
 
   bool operator==(const ReportPeak&) const = default;
 };
@@ -174,6 +176,10 @@ void visit_fields(auto& visit, Either<ReportPeak> auto& value) {
   visit({"host_memory_bytes",
          "of reserved_bytes at least so many had no room on the GPU: Windows' driver keeps them in host memory"},
         value.host_memory_bytes);
+  visit({"cached_for_streams_bytes",
+         "at the end cached for other streams than the one that has most, each of which serves its own only"},
+        value.cached_for_streams_bytes);
+  visit({"streams", "how many these streams are"}, value.streams);
 }
 
 /// A failed allocation, and the state then.

@@ -492,6 +492,43 @@ class Places(DiagnosisTest):
             """)
         self.assertEqual(report["failure"]["module"], "second", done.stderr)
 
+    def test_a_submodule_that_is_called_by_itself_has_its_path_in_the_model_of_a_variable(self):
+        net = """
+            import torch
+            from torch import nn
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+                def encode(self, x):
+                    return self.encoder(x)
+            class Trainer:
+                def __init__(self):
+                    self.net = Net().cuda()
+                def step(self, x):
+                    return self.net.encoder(x)
+            x = torch.ones(1 << 14, 64, device="cuda")
+            """
+        callers = {"method": "net = Net().cuda()\nkept = [net.encode(x) for _ in range(4000)]",
+                   "global": "net = Net().cuda()\nkept = [net.encoder(x) for _ in range(4000)]",
+                   "attribute": "trainer = Trainer()\nkept = [trainer.step(x) for _ in range(4000)]",
+                   "local": "def main():\n    net = Net().cuda()\n    return [net.encoder(x) for _ in range(4000)]\nmain()",
+                   "closure": "def main():\n    net = Net().cuda()\n    def run():\n        return net.encoder(x)\n"
+                              "    return [run() for _ in range(4000)]\nmain()"}
+        for caller, code in callers.items():
+            with self.subTest(caller):
+                done, report = self.run_code(textwrap.dedent(net) + code, memory="1GiB")
+                self.assertIn(report["failure"]["module"], ("encoder.0", "encoder.1"), done.stderr)
+
+    def test_a_list_of_modules_is_no_model(self):
+        done, report = self.run_code("""
+            import torch
+            layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(2)).cuda()
+            x = torch.ones(1 << 14, 64, device="cuda")
+            kept = [layer(x) for _ in range(4000) for layer in layers]
+            """, memory="1GiB")
+        self.assertEqual(report["failure"]["module"], "Linear", done.stderr)
+
     def test_an_op_at_the_address_of_one_that_was_taken_away_has_its_own_name(self):
         _, report = self.run_code("""
             import torch

@@ -193,7 +193,7 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     VariableCounts nodes, tensors;
     int64_t found = 0, blocks = 0;
     for (const Referrer& referrer : referrers) {
-      if (referrer.nodes > 0) nodes.add(referrer.variable, referrer.nodes);
+      if (referrer.earlier_nodes() > 0) nodes.add(referrer.variable, referrer.nodes);
       if (!growth.has(referrer.made, referrer.context)) continue;
       tensors.add(referrer.variable, 1);
       ++found;

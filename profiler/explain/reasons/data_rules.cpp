@@ -379,6 +379,19 @@ std::string describe_data(const DataOfSteps& data) {
   return fmt::format("{}, after {} in the step before", what, before);
 }
 
+/// How to have no more of the dimension that is larger than before; empty where the shapes are not known, or rows are more.
+std::string line_for_longest(const DataOfSteps& data) {
+  const std::vector<int64_t> now = parse_shape(data.now->shape), before = parse_shape(data.before->shape);
+  if (now.size() != before.size()) return {};
+  const size_t at = static_cast<size_t>(std::ranges::mismatch(now, before).in1 - now.begin());
+  if (at == 0 || at == now.size()) return {};
+  std::string index;
+  for (size_t i = 0; i < at; ++i) index += ":, ";
+  return fmt::format(
+      "x = x[{}:{}]  # the longest ones cut, or left out of the data: dimension {} has {} here, {} in the step before",
+      index, before[at], at, now[at], before[at]);
+}
+
 /// Peaks of the last whole steps, the newest first, as far as each needs about as much more than the one before.
 struct RisingPeaks {
   uint32_t last = 0;  ///< step
@@ -464,6 +477,8 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
             "part as large as in the steps before",
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};
+  if (const std::string longest = data ? line_for_longest(*data) : std::string(); !longest.empty())
+    lines.insert(lines.begin(), longest);
   const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {
     return block.is_of_step() && block.made.source == failed->where.source;
   });

@@ -10,7 +10,8 @@
 namespace oomdiag {
 
 bool keeps_nodes(const ReasonFacts& facts) {
-  return std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return one.nodes >= kSeveralPasses; });
+  return std::ranges::any_of(facts.device.referrers,
+                             [](const Referrer& one) { return one.earlier_nodes() >= kSeveralPasses; });
 }
 
 bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {

@@ -34,7 +34,7 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   if (!in_graph || !keeps_nodes(facts)) return false;
   // Nodes that are reached may be too few for all that stays.
   int64_t nodes = 0;
-  for (const Referrer& one : facts.device.referrers) nodes += one.nodes;
+  for (const Referrer& one : facts.device.referrers) nodes += one.earlier_nodes();
   // What no node saves is in the graph of its own step alone.
   if (growth.kind == GrowthKind::kept_tensors && !growth.is_referred()) {
     const int64_t ops = std::ranges::count_if(facts.device.complete.blocks, is_of_forward_graph);
@@ -56,8 +56,9 @@ const Growth* find_collected_graphs(const ReasonFacts& facts, const Growth& fast
 /// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
 bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   const int64_t blocks = growth.places.empty() ? 0 : growth.places.front().blocks;
-  const bool leads = std::ranges::any_of(
-      facts.device.referrers, [&](const Referrer& one) { return one.nodes >= std::max(blocks, kSeveralPasses); });
+  const bool leads = std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
+    return one.earlier_nodes() >= std::max(blocks, kSeveralPasses);
+  });
   return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
 }
 
@@ -208,7 +209,7 @@ bool is_as_large_as_weights(const ReasonFacts& facts, const Growth& growth) {
 std::string find_graph_variable(const ReasonFacts& facts) {
   VariableCounts nodes;
   for (const Referrer& one : facts.device.referrers) {
-    if (one.nodes > 0) nodes.add(one.variable, one.nodes);
+    if (one.earlier_nodes() > 0) nodes.add(one.variable, one.nodes);
   }
   return std::string(nodes.most());
 }

@@ -12,6 +12,7 @@
 #include "profiler/explain/reasons/reason_rules.h"
 #include "profiler/explain/reasons/reasons.h"
 #include "profiler/explain/words/bytes_text.h"
+#include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 
@@ -27,14 +28,15 @@ struct Twins {
   std::vector<const LiveBlock*> parameters{};
 };
 
-/// nullopt where they are little, or models are little of all.
-std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
+/// Parameters whose names are equal by `fold`; nullopt where they are little, or models are little of all.
+template <class Fold>
+std::optional<Twins> find_large_twins(const ReasonFacts& facts, Fold fold) {
   // By bytes: of a model that is gone no shape is known.
-  std::map<std::pair<std::string_view, int64_t>, std::vector<const LiveBlock*>> names;
+  std::map<std::pair<std::string, int64_t>, std::vector<const LiveBlock*>> names;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
     if (block.category == Category::parameter && is_inside)
-      names[{block.name, block.requested_bytes}].push_back(&block);
+      names[{fold(block.name), block.requested_bytes}].push_back(&block);
   }
   Twins twins;
   int64_t parameters = 0;
@@ -47,6 +49,10 @@ std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
   twins.bytes = sum_models(facts).bytes;
   if (twins.models < 2 || !is_large(facts, parameters, 0.15) || !is_large(facts, twins.bytes, 0.5)) return {};
   return twins;
+}
+
+std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
+  return find_large_twins(facts, [](std::string_view name) { return std::string(name); });
 }
 
 /// Where their parameters were made: few, as a line makes many.
@@ -178,10 +184,12 @@ Found layers_that_stay(const ReasonFacts& facts, const std::string& model, const
 }  // namespace
 
 Found find_several_models(const ReasonFacts& facts) {
+  if (const std::optional<Twins> layers = find_large_twins(facts, fold_indices)) {
+    const std::string model = find_model_of_layers(facts, *layers);
+    if (Found stay = model.empty() ? Found() : layers_that_stay(facts, model, *layers)) return stay;
+  }
   const std::optional<Twins> twins = find_large_twins(facts);
-  if (!twins) return {};
-  if (const std::string model = find_model_of_layers(facts, *twins); !model.empty())
-    return layers_that_stay(facts, model, *twins);
+  if (!twins || !find_model_of_layers(facts, *twins).empty()) return {};
   const std::string list = find_list_of_models(facts, *twins);
   const std::vector<std::string> older = list.empty() ? list_older_models(facts, *twins) : std::vector<std::string>();
   std::vector<std::string> lines;

@@ -189,6 +189,39 @@ Found find_equal_rows(const ReasonFacts& facts) {
                         lines_for_rows().front()}};
 }
 
+// A whole series, say: moved to the GPU, normalized, predicted, and all of these are there at once.
+Found find_data_several_times(const ReasonFacts& facts) {
+  constexpr size_t kSeveral = 3, kMaxLines = 5;
+  constexpr int64_t kNearly = 50;  // a part that they may differ by
+  if (failure_outside_of_layers(facts) == nullptr || builds_graph(facts).value_or(false)) return {};
+  std::map<std::string_view, Share> lines;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (is_data(block) && !block.pending_free && !block.made.source.empty()) lines[block.made.source].add(block);
+  }
+  std::vector<Share> shares;
+  for (const auto& [line, share] : lines) shares.push_back(share);
+  std::ranges::sort(shares, std::greater<>(), &Share::bytes);
+  const auto end = std::ranges::find_if(
+      shares, [&](const Share& one) { return (one.bytes + one.bytes / kNearly) < shares.front().bytes; });
+  const auto count = static_cast<size_t>(end - shares.begin());
+  if (count < kSeveral) return {};
+  const int64_t bytes = shares.front().bytes * static_cast<int64_t>(count);
+  if (!is_large(facts, bytes, 0.5)) return {};
+  shares.resize(std::min(count, kMaxLines));
+  std::ranges::sort(shares, {}, [](const Share& one) { return one.largest->born; });
+  std::vector<std::string> places;
+  for (const Share& one : shares) places.push_back(short_place(one.made()));
+  return Reason{
+      .text = fmt::format("the same data are on the GPU {} times, as lines made them of one another: {} each ({})",
+                          count, with_unit(shares.front().bytes), fmt::join(places, ", ")),
+      .bytes = bytes - bytes / static_cast<int64_t>(count),
+      .fix = "split_batch",
+      .how = {"for part in data.split(64): …  # a part at a time through all of these lines: of a long series a "
+              "window, and the last "
+              "state goes on; its results to the host",
+              "del x  # each as soon as the next one is made of it"}};
+}
+
 // What is left to say where one tensor of the program is much of all.
 Found find_largest_tensor(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);

@@ -132,8 +132,10 @@ bool is_of_images(const std::vector<int64_t>& shape) {
 }
 
 bool is_of_large_images(const std::vector<int64_t>& shape) {
-  constexpr int64_t kManyPixels = 1'000'000;
-  return shape.size() == 4 && is_of_images(shape) && shape[2] * shape[3] >= kManyPixels;
+  constexpr int64_t kManyPixels = 1'000'000, kLongest = 16;  // times the other side: else a spectrogram
+  if (shape.size() != 4 || !is_of_images(shape)) return false;
+  const auto [shorter, longer] = std::minmax(shape[2], shape[3]);
+  return shorter * longer >= kManyPixels && longer <= kLongest * shorter;
 }
 
 /// The largest images that the step works on, if their shape is such a one.

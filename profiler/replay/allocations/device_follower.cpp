@@ -131,8 +131,11 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer && event.address == 0) {
     const bool is_host_tensor = event.detail != 0;
     if (is_host_tensor) {
-      result_.referrers.push_back(
-          {.variable = event.detail, .nodes = event.call_id, .bytes = event.bytes, .on_host = true});
+      result_.referrers.push_back({.variable = event.detail,
+                                   .nodes = event.call_id,
+                                   .bytes = event.bytes,
+                                   .of_newest_steps = (event.flags & kOfNewestSteps) != 0,
+                                   .on_host = true});
     } else if ((event.flags & kSearchCutShort) != 0) {
       result_.search_was_cut = true;
     }
@@ -148,6 +151,7 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
                                  .nodes = event.call_id,
                                  .bytes = event.bytes,
                                  .wants_gradient = wants_gradient,
+                                 .of_newest_steps = (event.flags & kOfNewestSteps) != 0,
                                  .born = allocation.born});
     // What no graph saved and no module owns is described here alone. A tensor of fewer bytes is a view, of the storage another one.
     const bool is_parameter = (event.flags & kIsParameter) != 0;

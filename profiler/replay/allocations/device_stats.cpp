@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 
 #include "profiler/event.h"
 #include "profiler/replay/allocations/followed_device.h"
@@ -121,7 +122,29 @@ void DeviceStats::note_packed(const Event& event) {
   history().packed_tensors = std::max(history().packed_tensors, packed_in_traversal_);
 }
 
+namespace {
+
+CachedForStreams sum_cached_for_streams(const Blocks& blocks) {
+  std::map<uint64_t, SegmentLayout> streams;
+  for (const auto& segment : blocks.by_segment()) {
+    const SegmentLayout layout = lay_out(segment);
+    streams[layout.stream].bytes += layout.bytes;
+    streams[layout.stream].used_bytes += layout.used_bytes;
+  }
+  CachedForStreams cached;
+  const auto most = std::ranges::max_element(streams, {}, [](const auto& one) { return one.second.bytes; });
+  for (auto one = streams.begin(); one != streams.end(); ++one) {
+    if (one == most) continue;
+    cached.bytes += one->second.bytes - one->second.used_bytes;
+    ++cached.streams;
+  }
+  return cached;
+}
+
+}  // namespace
+
 void DeviceStats::finish() {
+  history().cached_for_streams = sum_cached_for_streams(blocks_);
   result_.non_pytorch = readings_.entries();
   if (!result_.non_pytorch.empty() && result_.non_pytorch.back().event < newest_reading_.event)
     result_.non_pytorch.push_back(newest_reading_);

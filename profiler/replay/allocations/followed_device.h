@@ -26,6 +26,7 @@ struct ReferrerEvents {
   uint32_t nodes = 0;
   int64_t bytes = 0;  ///< of the tensor
   bool wants_gradient = false;
+  bool of_newest_steps = false;
   bool on_host = false;  ///< no block of the GPU is its storage
   uint64_t born = 0;     ///< of the block
 };

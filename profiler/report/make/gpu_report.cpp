@@ -34,7 +34,9 @@ ReportPeak report_peak(const DeviceHistory& device) {
   ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
                   .reserved_bytes = device.peak.reserved_bytes,
                   .phase = device.peak.phase,
-                  .step = device.peak.step};
+                  .step = device.peak.step,
+                  .cached_for_streams_bytes = device.cached_for_streams.bytes,
+                  .streams = device.cached_for_streams.streams};
   if (device.failure) return peak;  // the described moment is another one
   const Where& where = device.state.where;
   peak.node = where.node;

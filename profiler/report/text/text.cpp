@@ -184,6 +184,9 @@ void ask_for_gpu(std::string& text, const Report& report, const ReportOfDevice& 
   add(text, "GPU?", "a snapshot does not record it: pass --device NAME or --memory SIZE");
 }
 
+/// Streams of a copy and of a collective are usual.
+constexpr uint32_t kManyStreams = 4;
+
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
   const std::string when = report.snapshot && report.steps == 0 ? "" : " " + moment_text(peak.phase, peak.step);
@@ -191,6 +194,11 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));
   add(text, "set by", place_text(peak, options));
+  const bool streams_matter = peak.streams >= kManyStreams && peak.cached_for_streams_bytes * 4 >= peak.reserved_bytes;
+  if (streams_matter)
+    add(text, "streams",
+        fmt::format("{} are cached for {} streams, each for itself alone: make streams once, and use them again",
+                    with_unit(peak.cached_for_streams_bytes), peak.streams));
   if (report.snapshot) return;
   if (options.all || keeps_casts(device)) add_autocast(text, device);
   if (peak.host_memory_bytes > 0) {

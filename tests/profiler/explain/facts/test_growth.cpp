@@ -242,6 +242,25 @@ TEST_CASE("a variable that leads to one step only does not keep the graphs of al
   CHECK(growths[0].referrer == "variable 'total' in train.py");
 }
 
+TEST_CASE("a graph of the newest steps keeps nothing of those before, however many nodes it has", "[explain][growth]") {
+  std::vector<Growth> growths{{.kind = GrowthKind::retained_graph, .first_step = 1, .last_step = 14, .place_count = 3}};
+  find_referrers({{.variable = "variable 'output' in train.py", .nodes = 400, .of_newest_steps = true}}, growths);
+  CHECK(growths[0].referrer.empty());
+}
+
+TEST_CASE("of detached tensors that grow the largest is named, as none keeps the others", "[explain][growth]") {
+  const Where large{.op = "aten::abs", .source = "a.py:5"}, last{.op = "aten::sum", .source = "a.py:6"};
+  std::vector<Growth> growths{{.kind = GrowthKind::retained_graph,
+                               .grown_bytes = 4_MiB,
+                               .held = last,
+                               .places = {{.where = large, .blocks = 4}, {.where = last, .blocks = 4}},
+                               .place_count = 2}};
+  const Referrer image{.variable = "list 'images' in a.py", .made = large, .bytes = 1_MiB, .storage_bytes = 1_MiB};
+  find_referrers({image, image, image, image}, growths);
+  CHECK(growths[0].kind == GrowthKind::kept_tensors);
+  CHECK(growths[0].held == large);
+}
+
 TEST_CASE("tensors that a container has itself no graph of a variable keeps", "[explain][growth]") {
   const Where screen{.op = "aten::sub", .source = "dqn.py:7"};
   std::vector<Growth> growths{{.kind = GrowthKind::retained_graph,

@@ -164,6 +164,16 @@ TEST_CASE("where gradients are wanted of an input, a model in evaluation mode is
   CHECK(reason_of(device) != "evaluation_keeps_graphs");
 }
 
+TEST_CASE("a loop after training whose data want gradients says so, and which part needs none", "[explain][reasons]") {
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(3, kept_activation(100_MiB, 5)),
+                                "/a/net.py:9 in forward\n/a/sample.py:40 in sample");
+  device.referrers = {{.variable = "variable 'latents' in sample (sample.py:30)", .wants_gradient = true}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("a loop keeps autograd graphs, as 'latents' requires gradients: 3 forward passes"));
+  CHECK(reason->how.front().find("needs gradients of 'latents'") != std::string::npos);
+}
+
 TEST_CASE("where no backward has ever run, the graphs of all steps count, and are named by who calls the model",
           "[explain][reasons]") {
   DeviceHistory device = at_oom({},
@@ -294,6 +304,21 @@ TEST_CASE("losses that a training loop adds up are no evaluation, though predict
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
   device.referrers.front().variable = "list 'losses' in train (train.py:80)";
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
+}
+
+TEST_CASE("the losses of passes before one backward are named, and the graph of one pass is needed",
+          "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(4, kept_activation(100_MiB, 5));
+  blocks.push_back(parameter("0.weight", true));
+  DeviceHistory device = at_oom(blocks, "/a/net.py:9 in forward\n/a/train.py:68 in train_step\n/a/train.py:90 in main");
+  device.attribution.backward_bytes = 0;
+  device.referrers = {{.variable = "variable 'loss_a' in train_step (train.py:60)", .nodes = 60, .bytes = 4}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "several_forward_passes");
+  CHECK(reason->bytes == 300_MiB);
+  REQUIRE(reason->how.size() == 1);
+  CHECK(reason->how.front().starts_with("loss_a.backward()  # before the next forward pass"));
 }
 
 TEST_CASE("layers that are alike are no turns of a loop of the module around them", "[explain][reasons]") {

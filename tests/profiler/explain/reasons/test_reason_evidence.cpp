@@ -59,6 +59,10 @@ TEST_CASE("lines for what is kept are those of its holder: a hook, a metric, a c
           "[explain][reasons]") {
   CHECK(line_for_kept("attribute 'model.layer4._forward_hooks[*][*].out' in f (a.py:1)", false)
             .starts_with("handle = module.register_forward_hook(hook)"));
+  CHECK(line_for_kept("OrderedDict of functions 'point._backward_hooks' in f (a.py:1)", false)
+            .starts_with("handle = module.register_full_backward_hook(hook)  # and handle.remove()"));
+  CHECK(line_for_kept("dict of functions 'canvas.callbacks' in f (a.py:1)", false)
+            .starts_with("canvas.callbacks.clear()"));
   CHECK(lines_for_kept("list 'metric.preds' in fit (a.py:1)", false) ==
         std::vector<std::string>{
             "metric.preds.append(x.detach().cpu())  # of a scalar: x.item(); where it is read again: .to(device)",

@@ -218,4 +218,24 @@ TEST_CASE("square tensors in attention are its length, elsewhere matrices", "[ex
   CHECK(reason_of(device) == "square_matrices");
 }
 
+TEST_CASE("data that each of several lines has made anew are the same data several times", "[explain][reasons]") {
+  const auto series = [](std::string_view line, int64_t bytes) {
+    return LiveBlock{.bytes = bytes,
+                     .requested_bytes = bytes,
+                     .category = Category::output,
+                     .phase = Phase::forward,
+                     .step = 5,
+                     .made = {.op = "aten::stack", .source = line}};
+  };
+  std::vector<LiveBlock> blocks(100, series("a.py:7", 2_MiB));  // a list of results
+  blocks.push_back(series("a.py:3", 200_MiB));
+  blocks.push_back(series("a.py:9", 201_MiB));
+  const auto reason = find_data_several_times({.device = at_oom(blocks), .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.find("on the GPU 3 times") != std::string::npos);
+  CHECK(reason->text.find("a.py:3") != std::string::npos);
+  blocks.back().bytes = 90_MiB;
+  CHECK_FALSE(find_data_several_times({.device = at_oom(blocks), .growths = {}}));
+}
+
 }  // namespace oomdiag
