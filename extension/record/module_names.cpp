@@ -10,7 +10,6 @@
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
 #include "profiler/event.h"
-#include "profiler/one_of.h"
 #include "profiler/trace/mix.h"
 
 // What torch.nn.Module keeps in _modules, _parameters and _buffers is read here as the dictionaries that it is. Its own
@@ -115,7 +114,8 @@ PythonRef ModuleNames::find_whole_model(PythonObject called, const ReadVariables
   for (PythonRef& variable : read_variables()) {
     PythonObject outermost = whole ? whole.get() : called;
     const bool is_new = reader_.is_a(variable.get(), module_type.get()) && known.insert(variable.get()).second;
-    if (!is_new || is_one_of(reader_.type_name(variable.get()), {"ModuleList", "ModuleDict"})) continue;
+    const std::string type = is_new ? reader_.type_name(variable.get()) : "";
+    if (!is_new || type == "ModuleList" || type == "ModuleDict") continue;
     if (!path_below(variable.get(), outermost).empty()) whole = std::move(variable);
   }
   return whole;

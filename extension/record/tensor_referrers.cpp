@@ -239,6 +239,22 @@ void TensorReferrers::write_tensor(uint32_t index) {
   event.detail = thread_state().names.name(std::string_view(name));
   session().writer().write(event);
   ++written_;
+  if (wants_gradient && !is_parameter) write_gradient(*tensor, name);
+}
+
+// Of data: autograd alone refers to it, which no way from a variable goes through.
+void TensorReferrers::write_gradient(const c10::TensorImpl& tensor, const std::string& name) {
+  const at::Tensor& gradient = tensor.grad();
+  Event event = thread_state().event(EventKind::referrer);
+  if (!gradient.defined() || !locate_storage(*gradient.unsafeGetTensorImpl(), event)) return;
+  const size_t begin = name.find(" '"), end = name.rfind("' in ");  // of the path, which a container's items share
+  if (begin == name.npos || end == name.npos) return;
+  const bool is_of_tensor = name.starts_with("variable ") || name.starts_with("attribute ");
+  const std::string path = name.substr(begin, end - begin) + (is_of_tensor ? ".grad" : "[*].grad");
+  event.bytes = static_cast<int64_t>(gradient.nbytes());
+  event.detail = thread_state().names.name(std::string_view("attribute" + path + name.substr(end)));
+  session().writer().write(event);
+  ++written_;
 }
 
 // A result that was copied to the host keeps the graph of the GPU: no storage there, but nodes; so does one of no elements. A large one may

@@ -80,6 +80,7 @@ class TensorReferrers {
   bool is_function(PythonObject object) const;
   std::vector<std::pair<std::string, PythonRef>> variables_of(PythonObject frame) const;
   void write_tensor(uint32_t index);
+  void write_gradient(const c10::TensorImpl& tensor, const std::string& name);
   void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);
   uint32_t count_nodes(const torch::autograd::Node* root);
 

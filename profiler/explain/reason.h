@@ -17,7 +17,7 @@ struct Reason {
   std::string fix{};
   std::vector<std::string> how{};
   bool piles_up = false;  ///< each further turn of a loop adds to it: less of each turn ends it later, and need not fit
-  bool of_all_data = false;  ///< results of all turns: smaller turns are as many more, and leave as much behind
+  bool of_any_batch = false;  ///< smaller batches need as much: results of all of them stay, or a model is made
 
   /// Memory is free, in pieces: nothing of what the program holds.
   bool is_of_pieces() const { return id == "fragmentation"; }

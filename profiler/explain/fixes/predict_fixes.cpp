@@ -232,7 +232,7 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
   const bool has_lines = model.blocks.empty() || is_shell || is_python(model.blocks);
   if (has_lines) fix.how = reason.how;
   replace_same(fix, fixes, model.leaks);
-  if (reason.of_all_data) std::erase_if(fixes, takes_fewer_rows);
+  if (reason.of_any_batch) std::erase_if(fixes, takes_fewer_rows);
   if (reason.piles_up) {
     for (Fix& other : fixes) {
       if (other.predicted_fits == true) other.predicted_fits.reset();

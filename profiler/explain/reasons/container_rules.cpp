@@ -126,6 +126,21 @@ void add_filled_beside(const std::map<std::string_view, Share>& held, Collected&
   }
 }
 
+/// Whether a loop over batches fills it, without a graph: half of each batch would leave as much behind.
+bool is_filled_by_batches(const ReasonFacts& facts, const Collected& found) {
+  if (builds_graph(facts).value_or(false)) return false;
+  std::set<uint32_t> steps;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.made == found.share.made()) steps.insert(block.step);
+  }
+  std::map<std::string_view, int64_t> batches;  // that went to the GPU in the step, by line
+  for (const StepAllocation& block : facts.device.step_allocations.blocks) {
+    if (block.is_of_step() && block.made.module.empty() && is_copy(block.made.op)) ++batches[block.made.source];
+  }
+  return steps.size() > 1 ||
+         std::ranges::any_of(batches, [&](const auto& line) { return line.second * 2 >= found.share.count; });
+}
+
 /// A container of tensors that were made before the first step, to be filled: a cache, say.
 Reason made_in_advance(const Collected& found) {
   return Reason{.text = fmt::format("{} has {} tensors that were made in advance{}, to be filled: {}", found.variable,
@@ -179,7 +194,19 @@ Found name_collected(const ReasonFacts& facts, double part) {
   const bool is_in_advance = makes_values(share.made()) && share.largest->step == 0 && !is_idle;
   if (is_in_advance && !is_being_filled(facts, *share.largest)) return made_in_advance(*found);
   const bool is_of_step = failure(facts) == nullptr || share.largest->step == failure(facts)->step;
+  if (const std::string hook = line_for_hook(variable); !hook.empty()) {
+    return Reason{.text = fmt::format("a hook of a module fills {}, {} results{}: {}", variable, share.count,
+                                      at(share.made()), with_unit(share.bytes)),
+                  .bytes = share.bytes,
+                  .fix = "results_to_host",
+                  .how = {hook, line_for_collected(variable, name)},
+                  .piles_up = true,
+                  .of_any_batch = is_filled_by_batches(facts, *found)};
+  }
   std::vector<std::string> how{line_for_collected(variable, name)};
+  if (is_appended_to(variable)) {
+    for (const std::string& other : beside) how.push_back(fmt::format("{}.append(output.cpu())", other));
+  }
   const bool fills_in_one_pass = is_of_step && is_appended_to(variable) && contains(variable, "_modules[");
   if (fills_in_one_pass)
     how.insert(
@@ -224,7 +251,8 @@ Found name_collected(const ReasonFacts& facts, double part) {
       .bytes = share.bytes,
       .fix = "results_to_host",
       .how = std::move(how),
-      .piles_up = true};
+      .piles_up = true,
+      .of_any_batch = is_filled_by_batches(facts, *found)};
 }
 
 struct Items {
@@ -280,7 +308,7 @@ Found find_joined_collection(const ReasonFacts& facts) {
                 .fix = "results_to_host",
                 .how = std::move(how),
                 .piles_up = true,
-                .of_all_data = true};
+                .of_any_batch = true};
 }
 
 }  // namespace

@@ -313,7 +313,7 @@ Found find_concatenated_results(const ReasonFacts& facts) {
                                     "each only what is used: topk, a mean",
                                     referrer == nullptr ? "y" : variable_name(referrer->variable))},
                 .piles_up = true,
-                .of_all_data = true};
+                .of_any_batch = true};
 }
 
 Found find_widened_weights(const ReasonFacts& facts) {

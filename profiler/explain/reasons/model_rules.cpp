@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "profiler/explain/facts/common_referrers.h"
 #include "profiler/explain/facts/variable_counts.h"
 #include "profiler/explain/reason.h"
 #include "profiler/explain/reasons/reason_evidence.h"
@@ -246,7 +245,8 @@ Found find_model_being_made(const ReasonFacts& facts) {
                           at(failed->where), with_unit(parameters.bytes)),
       .bytes = parameters.bytes,
       .fix = "drop_models",
-      .how = lines_for_next_model(facts, "is made")};
+      .how = lines_for_next_model(facts, "is made"),
+      .of_any_batch = true};
 }
 
 }  // namespace oomdiag

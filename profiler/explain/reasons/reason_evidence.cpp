@@ -121,7 +121,13 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
   std::set<int64_t> called, uncalled;
   bool any_called = false;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (!is_of_models(block.category)) continue;
+    const bool is_weight = block.category == Category::parameter || block.category == Category::optimizer_state;
+    const bool is_of_step = block.step > 0 && !block.uncalled;
+    const bool is_of_data =  // of which backward makes gradients, too
+        block.name.empty() && (is_of_step || std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
+                                 return one.wants_gradient && one.made == block.made;
+                               }));
+    if (!is_weight || is_of_data) continue;
     any_called |= !block.uncalled;
     if (block.requested_bytes >= kTelling) (block.uncalled ? uncalled : called).insert(block.requested_bytes);
   }
@@ -408,6 +414,9 @@ std::string line_for_kept(std::string_view referrer, bool of_weights) {
   if (referrer.starts_with(kCacheOfResults))
     return fmt::format("{}.cache_clear()  # functools.lru_cache keeps arguments and results, of a method self, too",
                        name);
+  if (name.ends_with(".grad"))
+    return assign_each(as_written(name), [](const std::string&) { return "None"; }) +
+           "  # after each step; or x = x.detach() before x.requires_grad_(), which changes the caller's own data";
   if (contains(referrer, kOfFunctions))
     return fmt::format(
         "{}.clear()  # before new functions go there, or without those that have served: each keeps what its closure, "
@@ -472,11 +481,32 @@ std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::s
   return lines;
 }
 
+namespace {
+
+/// The variable that leads to most parameters, as the program writes it; or empty.
+std::string find_model_variable(const ReasonFacts& facts) {
+  VariableCounts models;
+  for (const Referrer& one : facts.device.referrers) {
+    const std::string_view model = module_of(&one);
+    if (!model.empty()) models.add(model, 1);
+  }
+  return as_written(models.most());
+}
+
+}  // namespace
+
 std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes) {
-  return lines_for_models(facts,
-                          fmt::format("del model, optimizer  # before the next one {}; of attributes: self.model = "
-                                      "self.optimizer = None; to keep it: model.cpu()",
-                                      comes));
+  const std::string model = find_model_variable(facts);
+  const bool has_states = sum_category(facts, Category::optimizer_state).count > 0;
+  if (model.find_first_of(".[") != model.npos) {
+    return lines_for_models(facts, fmt::format("{0} = None  # before the next one {1}{2}; to keep it: {0}.cpu()", model,
+                                               comes, has_states ? ", and no optimizer of it" : ""));
+  }
+  return lines_for_models(
+      facts, fmt::format("del {}{}  # before the next one {}; of attributes: self.model = {}None; to keep it: "
+                         "model.cpu()",
+                         model.empty() ? "model" : model, has_states ? ", optimizer" : "", comes,
+                         has_states ? "self.optimizer = " : ""));
 }
 
 std::string beside_largest(const ReasonFacts& facts, int64_t bytes) {

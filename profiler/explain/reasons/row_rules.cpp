@@ -13,6 +13,7 @@
 #include "profiler/explain/reasons/reasons.h"
 #include "profiler/explain/words/bytes_text.h"
 #include "profiler/explain/words/shape.h"
+#include "profiler/explain/words/short_place.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
 

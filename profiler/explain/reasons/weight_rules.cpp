@@ -187,7 +187,8 @@ Found find_weight_copies(const ReasonFacts& facts) {
                       at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
                   .bytes = bytes,
                   .fix = "drop_models",
-                  .how = lines_for_next_model(facts, "goes to the GPU")};
+                  .how = lines_for_next_model(facts, "goes to the GPU"),
+                  .of_any_batch = true};
   }
   const bool is_model = copies.made().op == "aten::to" && !module_of(facts.referrers.find(*copies.largest)).empty();
   if (is_model) {  // and no copy of one: it was made on the host

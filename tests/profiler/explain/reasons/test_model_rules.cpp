@@ -111,4 +111,23 @@ TEST_CASE("the list that has several models is named", "[explain][reasons]") {
   CHECK(of_dict->how.front().starts_with("runs[key] = None"));
 }
 
+TEST_CASE("while a model is made, the variable of the one before is to let go of it, and no batch matters",
+          "[explain][reasons]") {
+  LiveBlock weight = parameter("layers.0.weight", false);
+  weight.bytes = weight.requested_bytes = 300_MiB;
+  weight.made = {.op = "aten::empty", .source = "notebook.py:7"};
+  DeviceHistory device = at_oom({weight, weight});
+  device.failure->where = weight.made;
+  device.referrers = {
+      {.variable = "dict 'kernel.globals[\"model\"]._parameters' in main (kernel.py:3)", .made = weight.made}};
+  const auto reason = find_model_being_made({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->how.front().starts_with("kernel.globals[\"model\"] = None  # before the next one is made"));
+  CHECK(reason->of_any_batch);
+  device.referrers.front().variable = "dict 'net._parameters' in main (kernel.py:3)";
+  const auto of_variable = find_model_being_made({.device = device, .growths = {}});
+  REQUIRE(of_variable);
+  CHECK(of_variable->how.front().starts_with("del net  # before"));
+}
+
 }  // namespace oomdiag

@@ -63,6 +63,8 @@ TEST_CASE("lines for what is kept are those of its holder: a hook, a metric, a c
             .starts_with("handle = module.register_full_backward_hook(hook)  # and handle.remove()"));
   CHECK(line_for_kept("dict of functions 'canvas.callbacks' in f (a.py:1)", false)
             .starts_with("canvas.callbacks.clear()"));
+  CHECK(line_for_kept("attribute 'loader[*].grad' in f (a.py:1)", false)
+            .starts_with("for _each in loader: _each.grad = None  # "));
   CHECK(lines_for_kept("list 'metric.preds' in fit (a.py:1)", false) ==
         std::vector<std::string>{
             "metric.preds.append(x.detach().cpu())  # of a scalar: x.item(); where it is read again: .to(device)",
