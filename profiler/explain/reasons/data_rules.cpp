@@ -470,11 +470,20 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
   const bool in_graph = builds_graph(facts).value_or(learns(facts));
   const int64_t asked = in_graph || !failed->where.module.empty() ? failed->requested_bytes : 0;
   if (times < fewest_times || !is_large(facts, work.bytes + asked, 0.4)) return {};
+  // The model's result itself: all parts of it together are as large.
+  const bool is_result =
+      work.largest != nullptr && work.largest->category == Category::output && work.largest->bytes * 2 > work.bytes;
+  const std::string result = is_result ? variable_of(facts.referrers.find(*work.largest)) : "";
   std::vector<std::string> lines{
       in_graph
           ? "for part in batch.split(size): (loss_of(part) * len(part) / len(batch)).backward()  # gradients add up"
-          : "y = torch.cat([model(part) for part in x.split(size)])  # of a longer sequence, split(size, dim=-1): each "
-            "part as large as in the steps before",
+      : result.empty()
+          ? "y = torch.cat([model(part) for part in x.split(size)])  # of a longer sequence, split(size, dim=-1): each "
+            "part as large as in the steps before"
+          : fmt::format("for part in x.split(size): use(model(part))  # what is computed of {}, part after part: all "
+                        "parts of it "
+                        "together are as large",
+                        variable_name(result)),
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};
   if (const std::string longest = data ? line_for_longest(*data) : std::string(); !longest.empty())

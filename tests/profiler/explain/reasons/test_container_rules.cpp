@@ -153,6 +153,34 @@ TEST_CASE("lists that one loop fills keep their results together", "[explain][re
   CHECK(reason->text.find("list 'masks' in predict (eval.py:7) and outputs keep 20 results") == 0);
 }
 
+TEST_CASE(
+    "of a list that an evaluation fills batch after batch no smaller batch leaves less, and a hook is to be removed",
+    "[explain][reasons]") {
+  const LiveBlock result{.bytes = 20_MiB,
+                         .requested_bytes = 20_MiB,
+                         .category = Category::output,
+                         .step = 5,
+                         .made = {.op = "aten::mul", .source = "net.py:4"}};
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(12, result));
+  device.referrers.assign(
+      12, {.variable = "list 'outputs' in predict (eval.py:7)", .made = result.made, .storage_bytes = 20_MiB});
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK_FALSE(reason->of_any_batch);  // tokens of one batch, say
+  const StepAllocation batch{
+      .bytes = 1_MiB, .born = 1, .phase = Phase::forward, .made = {.op = "aten::to", .source = "eval.py:9"}};
+  device.step_allocations = {.step = 5, .blocks = std::vector<StepAllocation>(12, batch)};
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->of_any_batch);
+  for (Referrer& one : device.referrers)
+    one.variable = "list 'net.layer._forward_hooks[0][0].seen' in predict (eval.py:7)";
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("a hook of a module fills list 'net.layer._forward_hooks[*][*].seen'"));
+  CHECK(reason->how.front().find("handle.remove()") != std::string::npos);
+}
+
 TEST_CASE("rows that jacobian() collects are named by what they are", "[explain][reasons]") {
   const Where made{.op = "aten::matmul", .source = "f.py:4"};
   const Growth growth{.bytes_per_step = 1_MiB,

@@ -53,6 +53,42 @@ TEST_CASE("layers that work on more than in the step before", "[explain][reasons
   CHECK(reason_of(device).empty());
 }
 
+TEST_CASE("of a longer sequence the longest are to be cut, and a large result is to be used in parts",
+          "[explain][reasons]") {
+  const auto results = [](int64_t bytes, std::string_view shape) {
+    const StepAllocation data{.bytes = bytes,
+                              .requested_bytes = bytes,
+                              .born = 1,
+                              .category = Category::input,
+                              .phase = Phase::forward,
+                              .made = {.op = "aten::to", .source = "a.py:2"},
+                              .shape = shape};
+    StepAllocation result = data;
+    result.category = Category::output;
+    std::vector<StepAllocation> blocks{data};
+    for (const std::string_view module : {"net.0", "net.1", "net.2"}) {
+      result.made = {.op = "aten::linear", .module = module, .source = "a.py:3"};
+      blocks.push_back(result);
+    }
+    return blocks;
+  };
+  LiveBlock scores{.bytes = 200_MiB,
+                   .category = Category::output,
+                   .phase = Phase::forward,
+                   .step = 5,
+                   .made = {.op = "aten::linear", .module = "net.0", .source = "a.py:3"}};
+  DeviceHistory device = at_oom({scores});
+  device.complete = {.step = 4, .blocks = results(8_MiB, "[8, 1, 100, 80] float32")};
+  device.step_allocations = {.step = 5, .blocks = results(64_MiB, "[8, 1, 800, 80] float32")};
+  device.failure->where = scores.made;
+  device.referrers = {
+      {.variable = "variable 'scores' in rank (a.py:1)", .made = scores.made, .storage_bytes = 200_MiB}};
+  const auto reason = find_larger_step({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->how[0].starts_with("x = x[:, :, :100]  # the longest ones cut"));
+  CHECK(reason->how[1].starts_with("for part in x.split(size): use(model(part))  # what is computed of scores"));
+}
+
 TEST_CASE("steps each of which needs more than the one before work on data that grows", "[explain][reasons]") {
   DeviceHistory device = at_oom({kept_activation(100_MiB, 6)});
   device.state.step = 6;
