@@ -199,9 +199,9 @@ Found name_collected(const ReasonFacts& facts, double part) {
                                       at(share.made()), with_unit(share.bytes)),
                   .bytes = share.bytes,
                   .fix = "results_to_host",
-                  .how = {hook, line_for_collected(variable, name)},
+                  .how = {hook},
                   .piles_up = true,
-                  .of_any_batch = is_filled_by_batches(facts, *found)};
+                  .of_any_batch = true};
   }
   std::vector<std::string> how{line_for_collected(variable, name)};
   if (is_appended_to(variable)) {

@@ -8,6 +8,7 @@
 #include "profiler/explain/causes/causes.h"
 #include "profiler/explain/facts/common_referrers.h"
 #include "profiler/explain/facts/growth.h"
+#include "profiler/explain/facts/variable_counts.h"
 #include "profiler/explain/reason.h"
 #include "profiler/explain/reasons/reason_rules.h"
 #include "profiler/explain/reasons/reasons.h"

@@ -73,6 +73,7 @@ TEST_CASE("of a longer sequence the longest are to be cut, and a large result is
     return blocks;
   };
   LiveBlock scores{.bytes = 200_MiB,
+                   .requested_bytes = 200_MiB,
                    .category = Category::output,
                    .phase = Phase::forward,
                    .step = 5,
@@ -80,6 +81,7 @@ TEST_CASE("of a longer sequence the longest are to be cut, and a large result is
   DeviceHistory device = at_oom({scores});
   device.complete = {.step = 4, .blocks = results(8_MiB, "[8, 1, 100, 80] float32")};
   device.step_allocations = {.step = 5, .blocks = results(64_MiB, "[8, 1, 800, 80] float32")};
+  device.attribution.backward_bytes = 0;
   device.failure->where = scores.made;
   device.referrers = {
       {.variable = "variable 'scores' in rank (a.py:1)", .made = scores.made, .storage_bytes = 200_MiB}};
