@@ -23,6 +23,8 @@ MIB = 1 << 20
 PAGE = 2 * MIB
 EXTENSION, NCCL, WORKSPACE = "liboomdiag_test_extension.so", "libnccl_test.so", "liboomdiag_test_workspace.so"
 build = ROOT / "build"
+GPU = json.loads((ROOT / "extension/virtual_device/device_files/rtx3060.json").read_text())
+CONTEXT, KERNELS = GPU["context_bytes"]["value"], GPU["first_kernel_bytes"]["value"]
 
 
 def in_pages(size):
@@ -70,8 +72,8 @@ class OutsideTest(unittest.TestCase):
         said, report, _ = self.run_program("everything", OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824,999999998:xorg:7340033")
         self.check_all_explained(said, report)
         self.assertEqual(self.held(report), {
-            ("context", "device"): 88080384,  # as the GPU's data file has them
-            ("modules", "device"): 69206016,
+            ("context", "device"): CONTEXT,  # as the GPU's device file has them
+            ("modules", "device"): KERNELS,
             (EXTENSION, "device"): 100 * MIB,
             (EXTENSION, "pool"): 32 * MIB,
             (NCCL, "handle"): 64 * MIB,
@@ -171,7 +173,7 @@ class OutsideTest(unittest.TestCase):
     def test_without_cupti_or_nvml_the_gpu_still_adds_up(self):
         said, report, done = self.run_program("everything", OOMDIAG_CUPTI="0")
         self.assertNotIn("warning", done.stderr)
-        self.assertEqual(self.held(report)["context", "device"], 88080384 + 69206016)  # modelled: nothing was measured
+        self.assertEqual(self.held(report)["context", "device"], CONTEXT + KERNELS)  # modelled: nothing was measured
         del said
 
     def test_a_long_run_whose_beginning_was_overwritten_still_names_the_libraries(self):
