@@ -113,8 +113,8 @@ enum EventFlag : uint16_t {
   kNamesBackward = 4096,  ///< stack of an OOM: a function of the user's on it has the word backward in it
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
-  kOfNewestSteps = 8,     ///< referrer: all nodes that it keeps are of the step that runs and the one before
   kSearchCutShort = 4,    ///< referrer without address and name: the search ends before it has come to all
+  kOfNewestSteps = 8,     ///< referrer: all nodes that it keeps are of the step that runs and the one before
   kGraphUnchanged = 1,    ///< graph_begin at an OOM: what the walk before it found still holds, and nothing follows
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };

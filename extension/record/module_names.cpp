@@ -90,16 +90,27 @@ uint32_t& ModuleNames::count_strangers(PythonObject caller, PythonObject module)
 
 // Empty of a whole model.
 std::string ModuleNames::find_path(PythonObject called, const ReadVariables& read_variables) {
-  std::vector<PythonObject> wholes = wholes_.all();
-  std::ranges::sort(wholes, {}, [&](PythonObject whole) { return *wholes_.find(whole); });
-  for (PythonObject whole : wholes) {
-    if (std::string path = path_below(whole, called); !path.empty()) return path;
+  if (!is_worth_a_search(nullptr, called)) return {};
+  std::string path = find_path_in_known(called);
+  if (path.empty()) {
+    const PythonRef whole = find_whole_model(called, read_variables);
+    if (!whole) return {};
+    wholes_.add(whole.get(), wholes_found_++);
+    path = path_below(whole.get(), called);
   }
-  const PythonRef whole = find_whole_model(called, read_variables);
-  if (!whole) return {};
   count_strangers(nullptr, called) = 0;  // of models that are made anew all have the same names
-  wholes_.add(whole.get(), wholes_found_++);
-  return path_below(whole.get(), called);
+  return path;
+}
+
+// Python's collector may run meanwhile: they are held.
+std::string ModuleNames::find_path_in_known(PythonObject called) {
+  std::vector<std::pair<uint32_t, PythonRef>> wholes;
+  for (PythonObject whole : wholes_.all()) wholes.emplace_back(*wholes_.find(whole), PythonRef::borrowed(api_, whole));
+  std::ranges::sort(wholes, {}, [](const auto& one) { return one.first; });
+  for (const auto& [number, whole] : wholes) {
+    if (std::string path = path_below(whole.get(), called); !path.empty()) return path;
+  }
+  return {};
 }
 
 // Of variables that have the module below them the outermost one: of a trainer's `self`, not of the model's. A list of modules is none.
@@ -108,8 +119,8 @@ PythonRef ModuleNames::find_whole_model(PythonObject called, const ReadVariables
   const bool is_model =
       !registered(attributes.get(), "_modules").empty() || !registered(attributes.get(), "_parameters").empty();
   const PythonRef module_type = reader_.find("torch.nn.modules.module", "Module");
-  if (!is_model || !module_type || !is_worth_a_search(nullptr, called)) return {};
   PythonRef whole;
+  if (!is_model || !module_type) return whole;
   std::unordered_set<PythonObject> known{called};
   for (PythonRef& variable : read_variables()) {
     PythonObject outermost = whole ? whole.get() : called;

@@ -51,6 +51,7 @@ class ModuleNames {
   bool is_worth_a_search(PythonObject caller, PythonObject module);
   uint32_t& count_strangers(PythonObject caller, PythonObject module);
   std::string find_path(PythonObject called, const ReadVariables& read_variables);
+  std::string find_path_in_known(PythonObject called);
   PythonRef find_whole_model(PythonObject called, const ReadVariables& read_variables);
   std::string path_below(PythonObject module, PythonObject searched);
   bool extend_path(PythonObject module, PythonObject searched, std::string& path);

@@ -228,9 +228,11 @@ size_t count_variables(const PythonReader& reader, const PythonApi& api, PythonO
 std::vector<PythonRef> variables_of_callers(Interpreter& known) {
   const PythonReader reader(known.api);
   std::unordered_map<const void*, size_t> counts;  // of variables, by code
-  std::vector<PythonRef> values;
-  walk_frames(known.api, [&](PythonObject, PythonObject code) {
+  std::vector<PythonRef> values, globals;          // globals: of scripts, as dictionaries
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     counts[code] = count_variables(reader, known.api, code);
+    if (known.code.kind_of(code) == Code::user && known.api.text(code, "co_name") == "<module>")
+      globals.emplace_back(known.api, known.api.globals_of(frame));
     return true;
   });
   known.frames.walk(known.api, [&](const PythonCall& call) {
@@ -245,12 +247,9 @@ std::vector<PythonRef> variables_of_callers(Interpreter& known) {
     }
     return true;
   });
-  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    if (known.code.kind_of(code) != Code::user || known.api.text(code, "co_name") != "<module>") return true;
-    const PythonRef globals(known.api, known.api.globals_of(frame));
-    for (auto& [name, value] : reader.pairs(globals.get())) values.push_back(std::move(value));
-    return true;
-  });
+  for (const PythonRef& of_script : globals) {
+    for (auto& [name, value] : reader.pairs(of_script.get())) values.push_back(std::move(value));
+  }
   return values;
 }
 

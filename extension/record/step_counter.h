@@ -32,13 +32,13 @@ class StepCounter {
     if (!backward_ran_.load(std::memory_order_relaxed)) [[likely]]
       return;
     if (!backward_ran_.exchange(false) || by_optimizer_) return;
-    note_level(live_bytes());
+    note_end(live_bytes());
     writer_.end_step(op_begins_after_.load(std::memory_order_relaxed));
   }
   /// An optimizer's step ended.
   void note_optimizer_step(int64_t live_bytes) noexcept {
     if (!by_optimizer_.exchange(true)) writer_.count_steps_by_optimizer();
-    note_level(live_bytes);
+    note_end(live_bytes);
     writer_.end_step(events());
   }
   /// Whether a node of autograd was made by the step that runs, or the one before; false also where that is not known.
@@ -58,7 +58,7 @@ class StepCounter {
     first_of_newest_.store(next_after_step_.exchange(next), std::memory_order_relaxed);
     thread_.store(at::RecordFunction::currentThreadId(), std::memory_order_relaxed);
   }
-  void note_level(int64_t live_bytes) noexcept {
+  void note_end(int64_t live_bytes) noexcept {
     note_nodes();
     if (live_bytes <= highest_level_.load(std::memory_order_relaxed)) return;
     highest_level_.store(live_bytes, std::memory_order_relaxed);

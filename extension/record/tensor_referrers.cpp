@@ -226,8 +226,8 @@ void TensorReferrers::write_tensor(uint32_t index) {
     event.node_sequence =
         thread_state().names.name(describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype())));
   }
-  event.call_id = count_nodes(grad_fn_of(*tensor));
-  const int of_newest = are_of_newest_steps_ ? kOfNewestSteps : 0;
+  const Nodes nodes = count_nodes(grad_fn_of(*tensor));
+  event.call_id = nodes.count;
   const std::string name = name_of(index);
   const bool is_parameter =
       reader_.type_name(reached_[index].object) == "Parameter" || name.find("._parameters") != name.npos;
@@ -235,7 +235,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const bool wants_gradient = tensor->requires_grad() && !is_computed;
   const int parameter = is_parameter && !is_computed ? kIsParameter : 0;
   const int wants = wants_gradient && !is_parameter ? kWantsGradient : 0;
-  event.flags = static_cast<uint16_t>(of_newest | parameter | wants);
+  event.flags = static_cast<uint16_t>(nodes.flags | parameter | wants);
   event.detail = thread_state().names.name(std::string_view(name));
   session().writer().write(event);
   ++written_;
@@ -251,7 +251,9 @@ void TensorReferrers::write_gradient(const c10::TensorImpl& tensor, const std::s
   if (begin == name.npos || end == name.npos) return;
   const bool is_of_tensor = name.starts_with("variable ") || name.starts_with("attribute ");
   const std::string path = name.substr(begin, end - begin) + (is_of_tensor ? ".grad" : "[*].grad");
-  event.bytes = static_cast<int64_t>(gradient.nbytes());
+  const bool has_own_sizes =
+      !gradient.unsafeGetTensorImpl()->is_python_dispatch();  // others ask Python code of the program
+  if (has_own_sizes) event.bytes = static_cast<int64_t>(gradient.nbytes());
   event.detail = thread_state().names.name(std::string_view("attribute" + path + name.substr(end)));
   session().writer().write(event);
   ++written_;
@@ -266,13 +268,13 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
   const bool has_own_sizes = !tensor.is_python_dispatch();
   const auto bytes = has_own_sizes ? static_cast<int64_t>(tensor.numel() * tensor.itemsize()) : 0;
   if (root == nullptr && bytes < kLarge) return;
-  const uint32_t nodes = count_nodes(root);
+  const Nodes nodes = count_nodes(root);
   const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
   for (uint32_t device = 0; device < session().device_count; ++device) {
     Event event = thread_state().event(EventKind::referrer);
     event.device = static_cast<uint8_t>(device);
-    event.call_id = nodes;
-    event.flags = are_of_newest_steps_ ? kOfNewestSteps : 0;
+    event.call_id = nodes.count;
+    event.flags = nodes.flags;
     event.detail = name;
     event.bytes = bytes;
     session().writer().write(event);
@@ -281,20 +283,22 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
 }
 
 // That this tensor keeps and no tensor before it did; of a tensor in a graph at least its own.
-uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
+TensorReferrers::Nodes TensorReferrers::count_nodes(const torch::autograd::Node* root) {
+  if (root == nullptr) return {};
   const size_t before = nodes_.size();
-  are_of_newest_steps_ = root != nullptr;
+  bool are_of_newest_steps = true;
   std::vector<const torch::autograd::Node*> waiting{root};
   while (!waiting.empty() && nodes_.size() < kMaxNodes) {
     const torch::autograd::Node* node = waiting.back();
     waiting.pop_back();
     if (node == nullptr || !nodes_.insert(node).second) continue;
     const bool accumulates = node->sequence_nr() == UINT64_MAX;  // a gradient, in whatever step it was made
-    are_of_newest_steps_ &= accumulates || session().steps().is_of_newest_steps(node->sequence_nr(), node->thread_id());
+    are_of_newest_steps &= accumulates || session().steps().is_of_newest_steps(node->sequence_nr(), node->thread_id());
     for (const auto& edge : node->next_edges()) waiting.push_back(edge.function.get());
   }
   const size_t found = nodes_.size() - before;
-  return static_cast<uint32_t>(root == nullptr ? 0 : std::max<size_t>(1, found));
+  return {.count = static_cast<uint32_t>(std::max<size_t>(1, found)),
+          .flags = static_cast<uint16_t>(are_of_newest_steps ? kOfNewestSteps : 0)};
 }
 
 // From the tensor towards the variable, which a long way does not come to.

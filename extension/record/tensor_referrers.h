@@ -82,7 +82,11 @@ class TensorReferrers {
   void write_tensor(uint32_t index);
   void write_gradient(const c10::TensorImpl& tensor, const std::string& name);
   void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);
-  uint32_t count_nodes(const torch::autograd::Node* root);
+  struct Nodes {
+    uint32_t count = 0;
+    uint16_t flags = 0;  ///< kOfNewestSteps, or none
+  };
+  Nodes count_nodes(const torch::autograd::Node* root);
 
   const PythonApi& api_;
   ProgramCode& code_;
@@ -97,7 +101,6 @@ class TensorReferrers {
   std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
-  bool are_of_newest_steps_ = false;                        ///< all nodes that were counted last
   size_t written_ = 0;
   bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
 };

@@ -121,7 +121,7 @@ void visit_fields(auto& visit, Either<BatchModel> auto& value) {
   visit({"inferred", "the batch size was not given: it is read from shapes"}, value.inferred);
 }
 
-/// Of a run that fits, growth that fills the device only after so many steps more is not told: 16 KiB per step on 16 GiB.
+/// Of a run that fits, growth that fills the GPU only after so many steps more is not reported: 16 KiB per step on 16 GiB.
 inline constexpr int64_t kDistantSteps = 1'000'000;
 
 /// A reason, and the fixes with its cure.

@@ -197,9 +197,6 @@ struct PhasePeak {
 
 /// What refers to a tensor as the interpreter ends.
 struct Referrer {
-  /// Of `nodes` those that may be of earlier steps.
-  int64_t earlier_nodes() const { return of_newest_steps ? 0 : nodes; }
-
   std::string_view variable{};  ///< "list 'history' in train.py"
   Where made{};                 ///< the tensor
   int64_t nodes = 0;  ///< of autograd, that it keeps and no referrer before it; of a graph's tensor at least one
@@ -210,6 +207,9 @@ struct Referrer {
       false;  ///< `nodes` are all of the step that runs and the one before; false also where that is not known
   uint32_t context = 0;  ///< as of a LiveBlock
   uint64_t born = 0;     ///< as of the LiveBlock that is its storage; 0: on the host
+
+  /// Of `nodes` those that may be of earlier steps.
+  int64_t earlier_nodes() const { return of_newest_steps ? 0 : nodes; }
 
   /// A part of its storage, which stays as a whole.
   bool is_small_view() const { return bytes * 2 <= storage_bytes; }

@@ -481,8 +481,7 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
           ? "y = torch.cat([model(part) for part in x.split(size)])  # of a longer sequence, split(size, dim=-1): each "
             "part as large as in the steps before"
           : fmt::format("for part in x.split(size): use(model(part))  # what is computed of {}, part after part: all "
-                        "parts of it "
-                        "together are as large",
+                        "parts of it together are as large",
                         variable_name(result)),
       "# sequences or images of many sizes: a batch of as many tokens or pixels each time, or the largest ones "
       "cut or scaled down"};

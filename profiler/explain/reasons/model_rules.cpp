@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -54,36 +55,34 @@ std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
   return find_large_twins(facts, [](std::string_view name) { return std::string(name); });
 }
 
-/// Where their parameters were made: few, as a line makes many.
-std::vector<Where> list_makers(const Twins& twins) {
+/// What variables lead to of the lines that made their parameters, which are few.
+std::vector<Referrer> list_referrers(const ReasonFacts& facts, const Twins& twins) {
   std::vector<Where> made;
   for (const LiveBlock* block : twins.parameters) {
     if (std::ranges::find(made, block->made) == made.end()) made.push_back(block->made);
   }
-  return made;
+  std::vector<Referrer> referrers;
+  std::ranges::copy_if(facts.device.referrers, std::back_inserter(referrers),
+                       [&](const Referrer& one) { return std::ranges::find(made, one.made) != made.end(); });
+  return referrers;
 }
 
 /// Whether variables lead to the parameters of one of these models at most, though they were looked through: what an optimizer or a
 /// list keeps a variable leads to.
 bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   if (!facts.device.looked_for_referrers) return false;
-  const std::vector<Where> made = list_makers(twins);
-  const auto referred = std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) {
-    const bool is_buffer = contains(one.variable, "._buffers");
-    return !is_buffer && std::ranges::find(made, one.made) != made.end();
-  });
+  const auto referred = std::ranges::count_if(list_referrers(facts, twins),
+                                              [](const Referrer& one) { return !contains(one.variable, "._buffers"); });
   return referred * twins.models <= std::ssize(twins.parameters);
 }
 
-/// The variable of the one model whose layers these are, called one by one: then they have no names of a model around them. Empty where
-/// there are several, or none is known.
+/// The variable of the one model whose layers these are, called one by one. Empty where there are several, or none is known.
 std::string find_model_of_layers(const ReasonFacts& facts, const Twins& twins) {
-  const std::vector<Where> made = list_makers(twins);
+  const std::vector<Referrer> referrers = list_referrers(facts, twins);
   VariableCounts models;
-  for (const Referrer& one : facts.device.referrers) {
+  for (const Referrer& one : referrers) {
     const std::string_view model = module_of(&one);
-    const bool is_layer = !model.empty() && contains(variable_name(one.variable), "._modules[");
-    if (is_layer && std::ranges::find(made, one.made) != made.end()) models.add(model, 1);
+    if (!model.empty() && contains(variable_name(one.variable), "._modules[")) models.add(model, 1);
   }
   return models.count_of_most() * 5 >= std::ssize(twins.parameters) * 4 ? std::string(models.most()) : std::string();
 }
@@ -101,10 +100,9 @@ std::string_view list_of_item(std::string_view name) {
 
 /// The list that has these models, or their optimizers, as items; or empty.
 std::string find_list_of_models(const ReasonFacts& facts, const Twins& twins) {
-  const std::vector<Where> made = list_makers(twins);
+  const std::vector<Referrer> referrers = list_referrers(facts, twins);
   VariableCounts lists;
-  for (const Referrer& one : facts.device.referrers) {
-    if (std::ranges::find(made, one.made) == made.end()) continue;
+  for (const Referrer& one : referrers) {
     const std::string_view model = module_of(&one), name = variable_name(one.variable);
     if (model.ends_with(']')) lists.add(list_of_item(model), 1);
     if (name.ends_with("].state")) lists.add(list_of_item(name), 1);
@@ -131,12 +129,11 @@ std::vector<std::string> list_older_models(const ReasonFacts& facts, const Twins
     uint64_t newest = 0;  ///< of its parameters
     int64_t parameters = 0;
   };
-  const std::vector<Where> made = list_makers(twins);
   std::map<std::pair<std::string_view, std::string_view>, Model> models;
-  for (const Referrer& one : facts.device.referrers) {
+  for (const Referrer& one : list_referrers(facts, twins)) {
     const std::string_view variable = find_owner(one);
     const std::string_view place = one.variable.substr(std::min(one.variable.size(), one.variable.rfind(" in ")));
-    if (variable.empty() || one.born == 0 || std::ranges::find(made, one.made) == made.end()) continue;
+    if (variable.empty() || one.born == 0) continue;
     Model& model = models[{variable, place}];
     model.name = fmt::format("variable '{}'{}", variable, place);
     model.newest = std::max(model.newest, one.born);

@@ -119,16 +119,17 @@ Share sum_models(const ReasonFacts& facts) { return sum_blocks(facts, is_of_call
 
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
   constexpr int64_t kTelling = 1 << 20;  // smaller ones are of usual sizes
+  std::vector<Where> data;               // of which backward makes gradients, too, by what made them
+  for (const Referrer& one : facts.device.referrers) {
+    if (one.wants_gradient && std::ranges::find(data, one.made) == data.end()) data.push_back(one.made);
+  }
   std::set<int64_t> called, uncalled;
   bool any_called = false;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const bool is_weight = block.category == Category::parameter || block.category == Category::optimizer_state;
     const bool is_of_step = block.step > 0 && !block.uncalled;
-    const bool is_of_data =  // of which backward makes gradients, too
-        block.name.empty() && (is_of_step || std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
-                                 return one.wants_gradient && one.made == block.made;
-                               }));
-    if (!is_weight || is_of_data) continue;
+    const bool may_be_data = block.name.empty() && (is_of_step || std::ranges::find(data, block.made) != data.end());
+    if (!is_weight || may_be_data) continue;
     any_called |= !block.uncalled;
     if (block.requested_bytes >= kTelling) (block.uncalled ? uncalled : called).insert(block.requested_bytes);
   }

@@ -218,8 +218,7 @@ Found find_data_several_times(const ReasonFacts& facts) {
       .bytes = bytes - bytes / static_cast<int64_t>(count),
       .fix = "split_batch",
       .how = {"for part in data.split(64): …  # a part at a time through all of these lines: of a long series a "
-              "window, and the last "
-              "state goes on; its results to the host",
+              "window, and the last state goes on; its results to the host",
               "del x  # each as soon as the next one is made of it"}};
 }
 

@@ -184,10 +184,8 @@ void ask_for_gpu(std::string& text, const Report& report, const ReportOfDevice& 
   add(text, "GPU?", "a snapshot does not record it: pass --device NAME or --memory SIZE");
 }
 
-/// Streams of a copy and of a collective are usual.
-constexpr uint32_t kManyStreams = 4;
-
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
+  constexpr uint32_t kManyStreams = 4;  // one for copies and some for collectives are usual
   const ReportPeak& peak = device.peak;
   const std::string when = report.snapshot && report.steps == 0 ? "" : " " + moment_text(peak.phase, peak.step);
   add(text, "peak",

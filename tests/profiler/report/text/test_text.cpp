@@ -116,7 +116,7 @@ TEST_CASE("a run that fits and grows is headlined by the step that will run out 
   CHECK(text.find("train.py:20") != text.npos);
 }
 
-TEST_CASE("of a run that fits no growth is told that would need a million steps more", "[report]") {
+TEST_CASE("of a run that fits no growth is reported that would need a million steps more", "[report]") {
   Trace trace = growing_training();
   trace.devices.front().total_bytes = int64_t{1} << 45;
   const Report report = make_report(trace, {.exit_code = 0});
@@ -125,7 +125,7 @@ TEST_CASE("of a run that fits no growth is told that would need a million steps 
   CHECK(to_text(report).starts_with("oomdiag: fits"));
 }
 
-TEST_CASE("memory that many streams keep for themselves is told, and that of a few is not", "[report]") {
+TEST_CASE("memory that many streams keep for themselves is reported, and that of a few is not", "[report]") {
   Report report = make_report(training_that_fits(), {.exit_code = 0});
   ReportPeak& peak = report.devices.front().peak;
   peak.cached_for_streams_bytes = peak.reserved_bytes / 2;
