@@ -392,6 +392,23 @@ class Steady(DiagnosisTest):
         self.assertEqual(steady["outcome"], "ok")
         self.assertEqual(steady, watched)
 
+    def test_memory_that_new_streams_keep_for_themselves_is_reported(self):
+        code = """
+            import torch
+            {before}
+            for epoch in range(6):
+                for stream in {streams}:
+                    with torch.cuda.stream(stream):
+                        batch = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+            """
+        made = "[torch.cuda.Stream() for _ in range(3)]"
+        done, report = self.run_code(code.format(before="", streams=made))
+        self.assertEqual((report["peak"]["streams"], report["peak"]["cached_for_streams_bytes"]), (17, 17 * (64 << 20)), done.stderr)
+        self.assertIn("are cached for 17 streams, each for itself alone", done.stderr)
+        done, report = self.run_code(code.format(before=f"streams = {made}", streams="streams"))
+        self.assertEqual(report["peak"]["streams"], 2)
+        self.assertNotIn("each for itself alone", done.stderr)
+
     def test_an_oom_in_backward_of_a_larger_batch(self):
         steady, watched = self.both("1450")
         self.assertEqual(steady["failure"]["phase"], "backward")

@@ -1,5 +1,4 @@
-"""Programs after public threads of ordinary users: image compression, stochastic nodes, domains, anomalies, slides, streams, plots, guidance."""
-import collections
+"""Programs after public threads of ordinary users: image compression, stochastic nodes, domains, anomalies, slides, plots, guidance."""
 import copy
 import itertools
 import math
@@ -430,120 +429,8 @@ def train_on_slides(fixed=False):
     return predict_slides(model, val_loader)
 
 
-# A detector of centre points, whose loader uploads and augments the next batches on side streams.
-
-class RawImages:
-    """Images of bytes, and heat maps of random boxes."""
-
-    def __init__(self, batches, batch, size, classes=20):
-        self.batches, self.batch, self.size, self.classes = batches, batch, size, classes
-
-    def __iter__(self):
-        for _ in range(self.batches):
-            side = self.size // 8
-            heat = torch.zeros(self.batch, self.classes, side, side)
-            y, x, c = (torch.randint(0, high, (self.batch, 8)) for high in (side, side, self.classes))
-            heat[torch.arange(self.batch)[:, None], c, y, x] = 1
-            img = torch.randint(0, 256, (self.batch, 3, self.size, self.size), dtype=torch.uint8)
-            yield img, heat, torch.rand(self.batch, 2, side, side)
-
-
-class ToGPU(nn.Module):
-    def forward(self, img):
-        return img.cuda(non_blocking=True)
-
-
-class NormalizeBytes(nn.Module):
-    def forward(self, img):
-        return img.float().div_(255).sub_(0.45).div_(0.22)
-
-
-class JitterColors(nn.Module):
-    def forward(self, img):
-        return img * torch.empty(img.size(0), 3, 1, 1, device=img.device).uniform_(0.8, 1.2)
-
-
-class EpochIterator:
-    def __init__(self, source, pipeline, ahead, streams=None):
-        self.source, self.pipeline, self.ahead, self.turn = iter(source), pipeline, ahead, 0
-        self.streams = streams or [torch.cuda.Stream() for _ in range(ahead)]
-        self.queue = collections.deque()
-        for _ in range(ahead):
-            self.submit()
-
-    def submit(self):
-        item = next(self.source, None)
-        if item is None:
-            return
-        stream = self.streams[self.turn % self.ahead]
-        self.turn += 1
-        img, heat, wh = item
-        with torch.cuda.stream(stream):
-            batch = self.pipeline(img), heat.cuda(non_blocking=True), wh.cuda(non_blocking=True)
-        self.queue.append((stream, batch))
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if not self.queue:
-            raise StopIteration
-        stream, batch = self.queue.popleft()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.submit()
-        return batch
-
-
-class StreamLoader:
-    def __init__(self, source, pipeline, fixed, ahead=3):
-        self.source, self.pipeline, self.ahead = source, pipeline, ahead
-        self.streams = [torch.cuda.Stream() for _ in range(ahead)] if fixed else None
-
-    def __iter__(self):
-        return EpochIterator(self.source, self.pipeline, self.ahead, self.streams)
-
-
-class CenterNet(nn.Module):
-    def __init__(self, classes=20):
-        super().__init__()
-        r = torchvision.models.resnet18(weights=None)
-        self.body = nn.Sequential(r.conv1, r.bn1, r.relu, r.maxpool, r.layer1, r.layer2)
-        self.heat = nn.Sequential(nn.Conv2d(128, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, classes, 1))
-        self.wh = nn.Sequential(nn.Conv2d(128, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 1))
-
-    def forward(self, x):
-        f = self.body(x)
-        return self.heat(f), self.wh(f)
-
-
-def center_loss(out, heat, wh):
-    logits, size = out
-    focal = torchvision.ops.sigmoid_focal_loss(logits, heat, reduction="mean")
-    mask = heat.amax(1, keepdim=True)
-    return focal + 0.1 * (F.l1_loss(size, wh, reduction="none") * mask).sum() / mask.sum().clamp_min(1)
-
-
-def grow_streams(fixed=False):
-    """The loader makes new streams for each epoch, and the blocks that PyTorch has cached for a stream serve no other one: each epoch
-    reserves more. Cured by: streams that the loader makes once. After libffcv/ffcv#308; it ends well.
-    """
-    model = CenterNet().cuda()
-    opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    epochs, reserved = 14, []
-    sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, epochs)
-    loader = StreamLoader(RawImages(6, 8, 384), nn.Sequential(ToGPU(), NormalizeBytes(), JitterColors()), fixed)
-    for _ in range(epochs):
-        for img, heat, wh in loader:
-            opt.zero_grad(set_to_none=True)
-            loss = center_loss(model(img), heat, wh)
-            loss.backward()
-            opt.step()
-        sched.step()
-        reserved.append(torch.cuda.memory_reserved() >> 20)
-    return {"reserved_mib": reserved}
-
-
 # An image is reconstructed from diffraction patterns, with a panel of plots that is drawn again after each epoch.
+
 
 class PlotCanvas:
     """What is needed of one: a register of events, and thumbnails."""
