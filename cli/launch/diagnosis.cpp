@@ -15,7 +15,6 @@
 #include "cli/launch/run_config.h"
 #include "cli/launch/steady.h"
 #include "cli/process/files.h"
-#include "cli/process/host.h"
 #include "cli/process/launcher.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/process/workers.h"
@@ -24,6 +23,7 @@
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
+#include "profiler/host.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 

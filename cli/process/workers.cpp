@@ -16,10 +16,10 @@
 #include <fstream>
 #include <map>
 
-#include "cli/process/host.h"
 #include "cli/process/process_tree.h"
 #include "cli/process/signals.h"
 #include "profiler/error.h"
+#include "profiler/host.h"
 
 // Processes and no threads: a launcher of programs deals with signals and children of its whole process, so each has one
 // process to itself. What it returns comes back in a file of no name.

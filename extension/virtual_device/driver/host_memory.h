@@ -17,7 +17,7 @@ bool read_safely(void* to, const void* from, size_t bytes) noexcept;
 bool can_read(const void* begin, size_t bytes) noexcept;
 bool can_write(void* begin, size_t bytes) noexcept;
 
-/// What this machine has for its processes: MemTotal, or less where a control group of ours has a bound.
+/// What this machine has for its processes (profiler/host.h), asked once; no bound where that is not known.
 int64_t host_memory_bytes();
 
 }  // namespace oomdiag

@@ -1,4 +1,4 @@
-#include "cli/process/host.h"
+#include "profiler/host.h"
 
 #include <sched.h>
 
@@ -100,11 +100,12 @@ std::optional<int64_t> left_in_group(const fs::path& group, const MemoryFiles& f
   return std::max<int64_t>(0, *limit - *used + read_entry(group / "memory.stat", files.cache).value_or(0));
 }
 
-std::optional<int64_t> available_of_machine(const fs::path& root) {
+/// The bytes that a line of /proc/meminfo tells, "MemTotal:  64000000 kB".
+std::optional<int64_t> memory_of_machine(const fs::path& root, const char* line) {
   std::ifstream file(root / "proc/meminfo");
   for (std::string name, rest; file >> name; std::getline(file, rest)) {
     int64_t kibibytes = 0;
-    if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+    if (name == line && file >> kibibytes) return kibibytes * 1024;
   }
   return std::nullopt;
 }
@@ -136,8 +137,17 @@ int64_t cores_of_affinity() {
 
 }  // namespace
 
+std::optional<int64_t> total_memory(const fs::path& root) {
+  std::optional<int64_t> least = memory_of_machine(root, "MemTotal:");
+  for (const MemoryFiles& files : kMemoryFiles) {
+    for (const fs::path& group : find_groups(root, files.controller))
+      least = smaller(least, read_number(group / files.limit));
+  }
+  return least;
+}
+
 std::optional<int64_t> available_memory(const fs::path& root) {
-  std::optional<int64_t> least = available_of_machine(root);
+  std::optional<int64_t> least = memory_of_machine(root, "MemAvailable:");
   for (const MemoryFiles& files : kMemoryFiles) {
     for (const fs::path& group : find_groups(root, files.controller))
       least = smaller(least, left_in_group(group, files));

@@ -1,4 +1,4 @@
-#include "cli/process/host.h"
+#include "profiler/host.h"
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"
 
@@ -23,8 +23,10 @@ void write_version_2(const TestFolder& root, const std::string& max, const std::
 TEST_CASE("without a limit the memory that is available is the machine's", "[cli]") {
   const TestFolder root;
   CHECK_FALSE(available_memory(root.path()));
+  CHECK_FALSE(total_memory(root.path()));
   root.write("proc/meminfo", kMachine);
   CHECK(available_memory(root.path()) == kAvailable);
+  CHECK(total_memory(root.path()) == int64_t{64'000'000} * 1024);
   write_version_2(root, "max\n", "3000000000\n");
   CHECK(available_memory(root.path()) == kAvailable);
 }
@@ -52,6 +54,7 @@ TEST_CASE("the tightest of a cgroup and those above it counts, in version 1 too"
   CHECK(available_memory(root.path()) == 1'500'000'000);
   root.write(memory + "7/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n");
   CHECK(count_oom_kills(root.path()) == 3);
+  CHECK(total_memory(root.path()) == 2'000'000'000);
 }
 
 TEST_CASE("cores are bounded by the cgroup's quota of time", "[cli]") {

@@ -9,6 +9,9 @@ namespace oomdiag {
 /// What this process may use of its host. A cgroup bounds it, version 1 or 2, and so do those above that one: /proc
 /// shows the whole machine. `root` is the root of the file system, another one in tests.
 ///
+/// Bytes that all processes may take together: the machine's, or the least limit of a cgroup. nullopt where neither is known.
+std::optional<int64_t> total_memory(const std::filesystem::path& root = "/");
+
 /// Bytes that a new process may take: what the kernel calls available, and what each cgroup leaves of its limit, where the
 /// cache of files counts as free. nullopt where that is not known.
 std::optional<int64_t> available_memory(const std::filesystem::path& root = "/");
