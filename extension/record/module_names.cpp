@@ -66,9 +66,10 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVar
   if (const ObjectName* known = names_.find(root); known == nullptr) {
     root_is_new_ = true;
     name_tree(root, find_path(root, read_variables));
-  } else if (is_worth_a_search(calls[named].get(), calls[named - 1].get())) {
+  } else if (PythonObject caller = calls[named].get(), module = calls[named - 1].get(); is_worth_a_search(caller, module)) {
     root_is_new_ = false;
     name_tree(root, known->path);
+    if (find(module) != 0) count_strangers(caller, module) = 0;
   }
   for (const PythonRef& module : calls) {
     if (const uint32_t id = find(module.get()); id != 0) return id;
@@ -78,6 +79,7 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVar
 
 // Modules that are made in forward are many, and looking for each of them in a large model takes longer than the forward
 // pass. Those that one module calls and that are of one type are looked for at the first call, the second, the fourth, …
+// after the last one that was found.
 bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
   return std::has_single_bit(++count_strangers(caller, module));
 }

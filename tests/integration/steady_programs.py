@@ -126,23 +126,24 @@ def a_module_at_the_address_of_one_that_died():
         def __init__(self):
             super().__init__()
             self.body, self.head = nn.Linear(256, 256), nn.Linear(256, 10)
-            self.before = nn.Sigmoid()
-            self.act = "before"
+            self.acts = nn.ModuleDict({f"before{i}": nn.Sigmoid() for i in range(100)})
             self.kept = []
 
         def forward(self, x):
-            y = getattr(self, self.act)(self.body(x))
-            if self.act == "after":
-                self.kept.append(y.detach())
+            y = self.body(x)
+            for name, act in self.acts.items():
+                y = act(y)
+                if name == "after":
+                    self.kept.append(y.detach())
             return self.head(y)
 
     loop, others = Loop(Model()), []
     loop.steps()
-    address = id(loop.model.before)
-    del loop.model.before
-    while id(after := nn.Sigmoid()) != address:
+    addresses = {id(act) for act in loop.model.acts.values()}
+    loop.model.acts.clear()
+    while id(after := nn.Sigmoid()) not in addresses:
         others.append(after)
-    loop.model.after, loop.model.act = after, "after"
+    loop.model.acts["after"] = after
     loop.steps()
     fill_the_gpu()
 

@@ -492,20 +492,22 @@ class Places(DiagnosisTest):
             class Root(nn.Module):
                 def forward(self, name, x):
                     return getattr(self, name)(x)
-            def block_at(address):
+            def block_at(addresses):
                 others = []
-                while id(block := Block()) != address:
+                while id(block := Block()) not in addresses:
                     others.append(block)
                 return block
             root = Root()
-            root.first = Block()
-            address = id(root.first)
-            for name, size in (("first", 8), ("second", 1 << 30)):
-                x = torch.zeros(size, device="cuda")
-                kept = [root(name, x) for _ in range(8)]
-                if name == "first":
-                    del root.first
-                    root.second = block_at(address)
+            first = [f"first{i}" for i in range(100)]
+            for name in first:
+                setattr(root, name, Block())
+                root(name, torch.zeros(8, device="cuda"))
+            addresses = {id(getattr(root, name)) for name in first}
+            for name in first:
+                delattr(root, name)
+            root.second = block_at(addresses)
+            x = torch.zeros(1 << 30, device="cuda")
+            kept = [root("second", x) for _ in range(8)]
             """)
         self.assertEqual(report["failure"]["module"], "second", done.stderr)
 
