@@ -75,6 +75,7 @@ struct ProgramVariant {
   RecomputeProblem problem{};
   double steps = 1;            ///< that have as many samples as one before
   bool is_expandable = false;  ///< copied from one that was run without expandable segments
+  bool is_timed = false;       ///< a plan of it that checkpoints blocks was run
   int64_t offset_bytes = 0;    ///< measured peaks lie so far above the computed ones, as the newest run showed
   int64_t fits_bytes = 0;      ///< the highest computed peak of a plan that was run and fits
   int64_t fails_bytes = std::numeric_limits<int64_t>::max();  ///< the lowest of one that does not
@@ -422,14 +423,18 @@ void PlanSearch::take_proof(const BlockChoice& choice) {
   correct_times(choice);
 }
 
-/// A checkpoint runs its forward again only up to the last tensor that backward needs: of its time so much as this run shows.
+/// A checkpoint runs its forward again only up to the last tensor that backward needs: of its time so much as this run shows, also in
+/// variants of which no such plan was run.
 void PlanSearch::correct_times(const BlockChoice& proved) {
-  const double without = variants_[proved.variant].problem.step_ns;
-  const double computed = proved.blocks.step_ns - without;
+  ProgramVariant& variant = variants_[proved.variant];
+  const double computed = proved.blocks.step_ns - variant.problem.step_ns;
   if (computed <= 0 || !proved.plan.fix.step.time_ns) return;
-  const double share = (static_cast<double>(*time_of_choice(proved)) - without) / computed;
+  variant.is_timed = true;
+  const double share = (static_cast<double>(*time_of_choice(proved)) - variant.problem.step_ns) / computed;
   for (BlockChoice& one : choices_) {
-    if (one.variant != proved.variant || one.plan.was_run) continue;
+    const ProgramVariant& of = variants_[one.variant];
+    if (one.plan.was_run || (of.is_timed && one.variant != proved.variant)) continue;
+    const double without = of.problem.step_ns;
     one.plan.predicted_ns = std::llround(without + share * (one.blocks.step_ns - without));
   }
 }

@@ -66,7 +66,8 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls, const ReadVar
   if (const ObjectName* known = names_.find(root); known == nullptr) {
     root_is_new_ = true;
     name_tree(root, find_path(root, read_variables));
-  } else if (PythonObject caller = calls[named].get(), module = calls[named - 1].get(); is_worth_a_search(caller, module)) {
+  } else if (PythonObject caller = calls[named].get(), module = calls[named - 1].get();
+             is_worth_a_search(caller, module)) {
     root_is_new_ = false;
     name_tree(root, known->path);
     if (find(module) != 0) count_strangers(caller, module) = 0;
