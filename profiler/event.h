@@ -42,7 +42,9 @@ namespace oomdiag {
 ///                                                                           tensor in a graph at least 1;
 ///                                                                           node_sequence: name of the tensor's shape, or 0;
 ///                                                                           address 0: a tensor of the host that keeps a graph
-///                                                                           or is large,
+///                                                                           or is large; with kPadded, data of any device: bytes =
+///                                                                           length of its longest sequence without padding,
+///                                                                           call_id = per mille of it that are no padding;
 ///                                                                           or, without a name, the search for them begins, or
 ///                                                                           with kSearchCutShort ends
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
@@ -114,6 +116,7 @@ enum EventFlag : uint16_t {
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
   kSearchCutShort = 4,    ///< referrer without address and name: the search ends before it has come to all
+  kPadded = 16,           ///< referrer without address: data of which more than half is padding
   kOfNewestSteps = 8,     ///< referrer: all nodes that it keeps are of the step that runs and the one before
   kGraphUnchanged = 1,    ///< graph_begin at an OOM: what the walk before it found still holds, and nothing follows
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator

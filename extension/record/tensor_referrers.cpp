@@ -1,6 +1,7 @@
 #include "extension/record/tensor_referrers.h"
 
 #include <c10/core/TensorImpl.h>
+#include <dlfcn.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -8,6 +9,7 @@
 #include <chrono>
 
 #include "extension/python_symbols.h"
+#include "extension/record/padding.h"
 #include "extension/record/program_code.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
@@ -219,6 +221,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr) return;
+  write_padding(*tensor, index);
   if (!locate_storage(*tensor, event)) return write_without_storage(*tensor, index);
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
   if (has_own_sizes) {
@@ -277,6 +280,43 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
     event.flags = nodes.flags;
     event.detail = name;
     event.bytes = bytes;
+    session().writer().write(event);
+    ++written_;
+  }
+}
+
+// Of a batch of texts or recordings. What lies on a GPU is read where that is a virtual one, as far as it keeps what the host wrote: no
+// work of a real one is waited for.
+void TensorReferrers::write_padding(const c10::TensorImpl& tensor, uint32_t index) {
+  constexpr size_t kMaxBytes = size_t{16} << 20;
+  using Peek = bool (*)(void*, const void*, size_t);
+  static const auto peek = reinterpret_cast<Peek>(dlsym(RTLD_DEFAULT, "oomdiag_device_peek"));
+  const bool is_readable = tensor.is_cpu() || (tensor.is_cuda() && peek != nullptr);
+  if (!is_readable || tensor.is_python_dispatch() || tensor.requires_grad() || !tensor.has_storage()) return;
+  if (tensor.dim() < 2 || !tensor.is_contiguous() || tensor.data() == nullptr || looked_into_ >= kMaxLookedInto) return;
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.itemsize();
+  if (bytes == 0 || bytes > kMaxBytes || tensor.itemsize() > 8) return;
+  ++looked_into_;
+  std::vector<std::byte> copy;
+  const auto* data = static_cast<const std::byte*>(tensor.data());
+  if (!tensor.is_cpu()) {
+    copy.resize(bytes);
+    if (!peek(copy.data(), data, bytes)) return;
+    data = copy.data();
+  }
+  const auto padding = find_padding(data, tensor.itemsize(), {tensor.sizes().data(), tensor.sizes().size()});
+  if (!padding) return;
+  const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
+  const uint32_t shape =
+      thread_state().names.name(describe_shape(tensor.sizes(), c10::typeMetaToScalarType(tensor.dtype())));
+  for (uint32_t device = 0; device < session().device_count; ++device) {
+    Event event = thread_state().event(EventKind::referrer);
+    event.device = static_cast<uint8_t>(device);
+    event.flags = kPadded;
+    event.bytes = padding->longest;
+    event.call_id = static_cast<uint32_t>(padding->per_mille);
+    event.node_sequence = shape;
+    event.detail = name;
     session().writer().write(event);
     ++written_;
   }

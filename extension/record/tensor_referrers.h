@@ -33,6 +33,7 @@ class TensorReferrers {
   static constexpr int kMaxMilliseconds = 500;
   static constexpr size_t kMaxEvents = size_t{1} << 14;
   static constexpr size_t kMaxNodes = size_t{1} << 19;  ///< of autograd
+  static constexpr size_t kMaxLookedInto = 256;         ///< tensors, for padding
 
   TensorReferrers(const PythonApi& api, ProgramCode& code) : api_(api), code_(code), reader_(api), tensors_(api) {}
 
@@ -82,6 +83,7 @@ class TensorReferrers {
   void write_tensor(uint32_t index);
   void write_gradient(const c10::TensorImpl& tensor, const std::string& name);
   void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);
+  void write_padding(const c10::TensorImpl& tensor, uint32_t index);
   struct Nodes {
     uint32_t count = 0;
     uint16_t flags = 0;  ///< kOfNewestSteps, or none
@@ -102,7 +104,8 @@ class TensorReferrers {
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
-  bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
+  size_t looked_into_ = 0;  ///< tensors of which the contents were read
+  bool is_cut_ = false;     ///< a bound ended the search, or kept it from following an object to all that it refers to
 };
 
 }  // namespace oomdiag

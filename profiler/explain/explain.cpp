@@ -53,6 +53,15 @@ struct Described {
   StepNeed need{};
 };
 
+// The step after this one needs more.
+void have_state_from_the_beginning(Allocations& blocks) {
+  const auto made = std::ranges::find_if(blocks, [](const StepAllocation& block) {
+    return block.category == Category::optimizer_state && block.phase == Phase::optimizer;
+  });
+  made->born = StepAllocation::kBefore;
+  std::rotate(blocks.begin(), made, std::next(made));
+}
+
 Described describe_step(const DeviceHistory& device) {
   if (!device.failure) return {.step_allocations = device.step_allocations};
   if (is_like(device.step_allocations, device.complete)) {
@@ -65,6 +74,7 @@ Described describe_step(const DeviceHistory& device) {
   const int64_t peak = find_peak(rest.step_allocations.blocks);
   const int64_t now = device.state.allocated_bytes + device.failure->requested_bytes;
   const bool has_state_to_come = rest.state_bytes > 0 && device.failure->phase != Phase::optimizer;
+  if (has_state_to_come) have_state_from_the_beginning(rest.step_allocations.blocks);
   return {.step_allocations = std::move(rest.step_allocations),
           .whole = false,
           .forward_end = rest.forward_end,
@@ -165,12 +175,13 @@ StepModel make_step_model(const DeviceHistory& device, const ExplainInputs& inpu
                           int64_t private_pools, Described step) {
   const MemoryState& state = device.state;
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
+  const int64_t peak_of_step = find_peak(step.step_allocations.blocks);
   return {
       .blocks = std::move(step.step_allocations.blocks),
       .whole = step.whole,
       .forward_end = step.forward_end,
       .peak_bytes = !device.failure       ? device.peak.allocated_bytes
-                    : step.need.bytes > 0 ? step.need.bytes
+                    : step.need.bytes > 0 ? peak_of_step
                                           : state.allocated_bytes + requested,
       .available_bytes =
           available_bytes(inputs.device.total_bytes, state.non_pytorch_bytes, inputs.settings.memory_fraction),

@@ -220,6 +220,16 @@ struct Referrer {
   bool operator==(const Referrer&) const = default;
 };
 
+/// Data of which more than half is what fills sequences up to one length.
+struct PaddedData {
+  std::string_view variable{};  ///< "variable 'ids' in main (train.py:17)"
+  std::string_view shape{};     ///< "[8, 512] int64"
+  int64_t longest = 0;          ///< of its sequences, without padding
+  int64_t per_mille = 0;        ///< of it that is no padding
+
+  bool operator==(const PaddedData&) const = default;
+};
+
 /// The state of a GPU where a step ends.
 struct StepEnd {
   uint32_t step = 0;
@@ -360,6 +370,7 @@ struct DeviceHistory {
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still has, or every 2nd, 4th, …
   StepCurves curves{};
   std::vector<Referrer> referrers{};
+  std::vector<PaddedData> padded{};      ///< of any device
   std::vector<Referrer> host_tensors{};  ///< the same of large tensors of the host that keep no graph
   /// As memory ran out or grew, to the end: no variable leads to a tensor without one.
   bool looked_for_referrers = false;

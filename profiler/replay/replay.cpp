@@ -87,6 +87,12 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                       .context = one.maker.context,
                       .born = one.born});
     }
+    for (const PaddingEvent& one : device.padded) {
+      replayed.padded.push_back({.variable = trace.name(one.variable),
+                                 .shape = trace.name(one.shape),
+                                 .longest = one.longest,
+                                 .per_mille = one.per_mille});
+    }
     const OutOfMemory* failure = replayed.failure ? &*replayed.failure : nullptr;
     replayed.looked_for_referrers =
         !device.search_was_cut && (!replayed.referrers.empty() || (failure != nullptr && trace.process.python_ended));

@@ -22,7 +22,8 @@
 // their copies live until the backward of their layer.
 //
 // Of a step that was cut short a lower bound is wanted. Which types its ops have follows from ops that may not have been
-// seen, so there all that autocast may halve is halved, and no copy is added.
+// seen, so there all that autocast may halve is halved, and no copy is added: all but float32 results, and what the ops behind
+// them in the same module make of as many elements.
 
 namespace oomdiag {
 namespace {
@@ -115,7 +116,14 @@ class Caster {
     low_[place_of(block.made)] = stream_is_low_;
     const bool only_cast =
         !block.saved_by.empty() && std::all_of(block.saved_by.begin(), block.saved_by.end(), is_low_saver);
-    if (is_float32(block) && (stream_is_low_ || only_cast || !whole_)) block.bytes /= 2;
+    const bool may_be_low = !whole_ && !is_surely_float32(block);
+    if (is_float32(block) && (stream_is_low_ || only_cast || may_be_low)) block.bytes /= 2;
+  }
+
+  bool is_surely_float32(const StepAllocation& block) {
+    if (raises(block.made.op)) raised_ = {block.made.module, block.bytes};
+    if (lowers(block.made.op)) raised_ = {};
+    return raised_.bytes == block.bytes && raised_.module == block.made.module;
   }
 
   void cast_backward(StepAllocation& block) {
@@ -149,6 +157,11 @@ class Caster {
   const uint32_t last_backward_;
   const bool whole_;
   std::map<ForwardPlace, bool> low_;  ///< by place of the forward op
+  struct Raised {
+    std::string_view module{};
+    int64_t bytes = 0;
+  };
+  Raised raised_{};  ///< the newest float32 result
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 

@@ -315,7 +315,7 @@ constexpr FixRow kCheckpointFixes[] = {
     {.id = "offload_activations",
      .label = "offload activations to CPU",
      .group = "checkpoint",
-     .cost = FixCost::recomputation,
+     .cost = FixCost::host_copies,
      .has_module = true,
      .formula = "what autograd keeps is on the GPU only while it is used",
      .lines = "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = …  # forward",

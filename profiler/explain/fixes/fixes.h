@@ -15,8 +15,9 @@ namespace oomdiag {
 enum class FixCost : uint8_t {
   none,             ///< the same results at the same speed, or nearly so
   less_precise,     ///< the same training in fewer bits
-  recomputation,    ///< work is done twice, or memory is copied to the host and back
   smaller_batches,  ///< more and smaller passes
+  recomputation,    ///< work is done twice
+  host_copies,      ///< memory is copied to the host and back
   other_hardware,   ///< more devices
   other_training    ///< another optimizer, fewer trained parameters, shorter sequences
 };

@@ -230,6 +230,38 @@ std::vector<int64_t> rows_of(const LiveBlock& block) {
   return shape;
 }
 
+/// `work` grows with `length`, to which these are padded.
+Reason reason_of_padding(const PaddedData& data, int64_t length, const Share& work) {
+  const std::string_view name = variable_name(data.variable);
+  const bool none_is_full = data.longest * 4 <= length * 3;
+  const std::string what =
+      none_is_full ? fmt::format("the longest of its sequences has {} of {} positions", data.longest, length)
+                   : fmt::format("a few of its sequences are as long as {}", data.longest);
+  const int64_t rest = none_is_full ? data.longest * 1000 / length : data.per_mille;
+  Reason reason{
+      .text = fmt::format("{} % of {}, {}, is padding: {}, and layers compute all of it, {} so far",
+                          100 - (data.per_mille + 5) / 10, data.variable, data.shape, what, with_unit(work.bytes)),
+      .bytes = work.bytes - work.bytes / 1000 * rest,
+      .fix = "less_padding"};
+  if (none_is_full) return reason;
+  reason.how = {fmt::format("{0} = {0}[..., :{1}]  # the longest cut, or left out as the data are loaded",
+                            name.find_first_of(".[") == name.npos ? name : "x", std::max<int64_t>(1, length / 4)),
+                "# or batches of sequences of about one length: sorted by it, group_by_length=True"};
+  return reason;
+}
+
+/// Of one image or volume: half of each side but those that are short already.
+std::vector<std::string> lines_for_patches(const std::vector<int64_t>& sizes) {
+  constexpr int64_t kShort = 96;
+  std::vector<int64_t> smaller(sizes.begin() + 1, sizes.end());
+  for (int64_t& size : smaller) size = size > kShort ? size / 2 : size;
+  const std::vector<int64_t> whole(sizes.begin() + 1, sizes.end());
+  return {fmt::format(
+              "# patches or crops of {} in place of {}, as the data are loaded: memory follows their number of places",
+              fmt::join(smaller, " × "), fmt::join(whole, " × ")),
+          "x = F.interpolate(x, scale_factor=0.5)  # or smaller as a whole, its mask, too"};
+}
+
 /// Of how many things a layer works on all pairs: two of the sizes that are equal, or one less, and not width and height. 0: it does not.
 int64_t count_paired(const std::vector<int64_t>& sizes) {
   constexpr int64_t kMany = 64, kMore = 256;  // a batch may be as large as its sequences are long
@@ -239,6 +271,25 @@ int64_t count_paired(const std::vector<int64_t>& sizes) {
 }
 
 }  // namespace
+
+// Most of what layers compute is thrown away.
+Found find_padding(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer) return {};
+  for (const PaddedData& data : facts.device.padded) {
+    const std::vector<int64_t> sizes = parse_shape(data.shape);
+    for (size_t i = 1; i < sizes.size(); ++i) {
+      const Share work = sum_blocks(facts, [&](const LiveBlock& block) {
+        const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
+        return std::ranges::any_of(shape,
+                                   [&](int64_t size) { return size == sizes[i] || size == sizes[0] * sizes[i]; });
+      });
+      if (sizes[i] < data.longest || !is_large(facts, work.bytes, 0.5)) continue;
+      return reason_of_padding(data, sizes[i], work);
+    }
+  }
+  return {};
+}
 
 // What is left to say of a step of training: how much it works on at once, and what each row takes.
 Found find_many_rows(const ReasonFacts& facts) {
@@ -275,6 +326,8 @@ Found find_many_rows(const ReasonFacts& facts) {
            "# or the pairs of some rows after the other"};
   if (!has_backward) how.emplace_back("with torch.no_grad():  # around it, if nothing runs backward");
   const bool of_data_alone = has_backward && !expects_backward(facts);
+  const bool is_of_one = sizes.size() >= 3 && sizes[0] == 1 && has_backward && !of_data_alone;
+  if (is_of_one) how = lines_for_patches(sizes);
   if (of_data_alone) how.emplace_back(kGradientsOfParts);
   return Reason{.text = fmt::format(
                     "one forward pass works on {} {}{} at once, as '{}' does{}, and keeps {} for "
@@ -287,6 +340,7 @@ Found find_many_rows(const ReasonFacts& facts) {
                 .bytes = saved.bytes / (has_backward ? 2 : 1),
                 .fix = !has_backward                                           ? "no_grad_in_evaluation"
                        : of_data_alone                                         ? "split_batch"
+                       : is_of_one                                             ? "smaller_images"
                        : (sizes.size() == 1 && facts.batch <= 1) || paired > 0 ? "fewer_rows"
                                                                                : "",
                 .how = std::move(how)};

@@ -130,7 +130,10 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer) result_.searched_at = std::min(result_.searched_at, index);
   if (event.kind == EventKind::referrer && event.address == 0) {
     const bool is_host_tensor = event.detail != 0;
-    if (is_host_tensor) {
+    if ((event.flags & kPadded) != 0) {
+      result_.padded.push_back(
+          {.variable = event.detail, .shape = event.node_sequence, .longest = event.bytes, .per_mille = event.call_id});
+    } else if (is_host_tensor) {
       result_.referrers.push_back({.variable = event.detail,
                                    .nodes = event.call_id,
                                    .bytes = event.bytes,

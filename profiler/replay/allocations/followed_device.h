@@ -31,6 +31,12 @@ struct ReferrerEvents {
   uint64_t born = 0;     ///< of the block
 };
 
+/// Likewise of data that are mostly padding.
+struct PaddingEvent {
+  uint64_t variable = 0, shape = 0;  ///< indices of their names
+  int64_t longest = 0, per_mille = 0;
+};
+
 /// How much of a GPU others than PyTorch's allocator used, whenever the trace tells.
 struct NonPytorchReading {
   uint64_t event = 0;
@@ -48,6 +54,7 @@ struct FollowedDevice {
   StepCollector step{};      ///< DeviceHistory::step_allocations
   StepCollector complete{};  ///< likewise
   std::vector<ReferrerEvents> referrers{};
+  std::vector<PaddingEvent> padded{};
   uint64_t searched_at = kNoEvent;  ///< index of the first of these
   bool search_was_cut = false;      ///< some tensors of variables are not among them
 };

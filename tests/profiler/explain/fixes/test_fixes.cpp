@@ -239,13 +239,21 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
   const int64_t operand_of_softmax = 16_MiB;  // in float32, while it runs
   CHECK(find(fixes, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB + operand_of_softmax);
 
-  // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
+  // What is not seen could make all of it bfloat16 but the softmax: of a step that was cut short that is the lower bound.
   StepModel cut = model_of(step_allocations);
   cut.whole = false;
   const auto bounds = predict_fixes(cut);
   REQUIRE(find(bounds, "autocast_bf16"));
   CHECK(find(bounds, "autocast_bf16")->at_least);
-  CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 8_MiB);
+  CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+
+  // What goes on with float32 in the same module is float32, up to the next product.
+  const Where power{.op = "aten::pow", .module = "act"}, tanh{.op = "aten::tanh", .module = "act"};
+  cut.blocks = {saved(64_MiB, 1, 9, power, {power}), saved(64_MiB, 2, 9, tanh, {tanh}),
+                saved(64_MiB, 3, 9, conv, {relu}), saved(64_MiB, 4, 9, tanh, {tanh})};
+  const auto of_act = predict_fixes(cut);
+  REQUIRE(find(of_act, "autocast_bf16"));
+  CHECK(find(of_act, "autocast_bf16")->predicted_peak_bytes == cut.peak_bytes - 64_MiB);
 }
 
 TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][fixes]") {

@@ -167,6 +167,43 @@ TEST_CASE("what is left to say of a step of training is how many rows it works o
   CHECK(reason_of(device).empty());
 }
 
+TEST_CASE("a batch of sequences most of which is padding is named, and how long they are", "[explain][reasons]") {
+  LiveBlock kept = kept_activation(100_MiB, 5);
+  kept.shape = "[4, 1024, 3072] float32";
+  DeviceHistory device = at_oom({kept, kept, parameter("0.weight", true)});
+  device.padded = {
+      {.variable = "variable 'ids' in main (gpt2.py:66)", .shape = "[4, 1024] int64", .longest = 75, .per_mille = 62}};
+  auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "padding");
+  CHECK(reason->text ==
+        "94 % of variable 'ids' in main (gpt2.py:66), [4, 1024] int64, is padding: the longest of its sequences has 75 "
+        "of 1024 positions, and layers compute all of it, 200.00 MiB so far");
+  CHECK(reason->how.empty());  // the lines of the fix: padded to the longest
+  device.padded.front().longest = 1024;
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->how.front() == "ids = ids[..., :256]  # the longest cut, or left out as the data are loaded");
+  for (LiveBlock& block : device.state.blocks) block.shape = "[4096, 3072] float32";  // 4 × 1024 rows
+  CHECK(reason_of(device) == "padding");
+  for (LiveBlock& block : device.state.blocks) block.shape = "[64, 64] float32";  // of no such length
+  CHECK(reason_of(device) != "padding");
+}
+
+TEST_CASE("of one volume a patch is named that has half of each side", "[explain][reasons]") {
+  LiveBlock kept = kept_activation(100_MiB, 5);
+  kept.made.op = "aten::conv3d";
+  kept.shape = "[1, 16, 384, 384, 64] float32";
+  DeviceHistory device = at_oom({kept, kept, parameter("0.weight", true)});
+  device.state.step = 5;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("0.act", 100_MiB)}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "many_rows");
+  CHECK(reason->fix == "smaller_images");
+  CHECK(reason->how.front().starts_with("# patches or crops of 192 × 192 × 64 in place of 384 × 384 × 64"));
+}
+
 TEST_CASE("a forward pass of a program without an optimizer may be one without backward", "[explain][reasons]") {
   LiveBlock kept = kept_activation(100_MiB, 5);
   kept.shape = "[20480, 1280] float32";
