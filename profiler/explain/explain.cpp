@@ -64,15 +64,16 @@ void have_state_from_the_beginning(Allocations& blocks) {
 
 Described describe_step(const DeviceHistory& device) {
   if (!device.failure) return {.step_allocations = device.step_allocations};
+  const int64_t now = device.state.allocated_bytes + device.failure->requested_bytes;
   if (is_like(device.step_allocations, device.complete)) {
     StepAllocations step = run_on(device.step_allocations, device.complete);
     const int64_t peak = find_peak(step.blocks);
-    return {.step_allocations = std::move(step), .need = {.bytes = peak, .whole = true}};
+    const bool holds_more = now - peak > now / 20;  // what the step before left, and did not have itself
+    if (!holds_more) return {.step_allocations = std::move(step), .need = {.bytes = peak, .whole = true}};
   }
   if (device.step_allocations.step == 0) return {.whole = false};
   KnownRest rest = add_known_rest(device.step_allocations, device.state);
   const int64_t peak = find_peak(rest.step_allocations.blocks);
-  const int64_t now = device.state.allocated_bytes + device.failure->requested_bytes;
   const bool has_state_to_come = rest.state_bytes > 0 && device.failure->phase != Phase::optimizer;
   if (has_state_to_come) have_state_from_the_beginning(rest.step_allocations.blocks);
   return {.step_allocations = std::move(rest.step_allocations),
@@ -212,6 +213,27 @@ void add_besides(const std::optional<Reason>& reason, const StepModel& model, Fi
   if (reason != findings.reason) add_cure(*reason, model, findings.fixes);
 }
 
+/// Whether what backward needs of an earlier step is still there: the next step may find more of it.
+bool holds_earlier_graph(const DeviceHistory& device) {
+  constexpr int64_t kSmallPart = 20;
+  int64_t bytes = 0;
+  for (const LiveBlock& block : device.state.blocks) {
+    const bool is_earlier = block.category == Category::activation && block.step > 0 && block.step < device.state.step;
+    bytes += is_earlier && !block.pending_free ? block.bytes : 0;
+  }
+  return device.failure && bytes * kSmallPart > device.state.allocated_bytes;
+}
+
+/// Of what changes one step alone.
+void doubt_fits(std::vector<Fix>& fixes) {
+  for (Fix& fix : fixes) {
+    const FixRow* const row = find_fix(fix.id);
+    const bool is_cure = cures_reason(fix.id) || (row != nullptr && row->cures_growth);
+    if (!is_cure && fix.predicted_fits == true) fix.predicted_fits.reset();
+  }
+  std::ranges::stable_sort(fixes, is_better);
+}
+
 /// Whether a graph was built in the step that failed or in the one before, or neither has run a module that would show it.
 bool may_build_graph(const DeviceHistory& device) {
   bool is_shown = false;
@@ -288,6 +310,10 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     add_besides(find_second_reason(facts, *findings.reason), model, findings);
   }
   if (findings.reason) add_cure(*findings.reason, model, findings.fixes);
+  if (holds_earlier_graph(device)) {
+    doubt_fits(findings.fixes);
+    if (findings.besides) doubt_fits(findings.besides->fixes);
+  }
   return findings;
 }
 

@@ -109,6 +109,7 @@ std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
 std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;
+  if (is_without_backward(model)) return {};
   Allocations blocks = model.blocks;
   const StepAllocation* probabilities = find_probabilities(blocks);
   const bool is_of_pixels = probabilities != nullptr && parse_shape(probabilities->shape).size() > 3;

@@ -161,11 +161,14 @@ bool trains_data_alone(const ReasonFacts& facts) {
 }
 
 /// What a layer has as an attribute is a result of its own, which the next op reads on the GPU; and a list that it has a hook fills.
-std::string line_for_collected(std::string_view variable, std::string_view name) {
+std::string line_for_collected(std::string_view variable, std::string_view name, const Where& made) {
   const bool is_of_layer = contains(variable, "_modules[");
   if (variable.starts_with("attribute ")) {
     const std::string attribute = as_written(variable_name(variable));
-    if (!is_of_layer) return assign_each(attribute, [](const std::string& item) { return item + ".cpu()"; });
+    if (!is_of_layer) {
+      return fmt::format("{}  # as each is made{}; or no such attribute, where nothing reads it later",
+                         assign_each(attribute, [](const std::string& item) { return item + ".cpu()"; }), at(made));
+    }
     return assign_each(attribute, [](const std::string&) { return "None"; }) +
            "  # once it has served, in forward(): there a local variable does";
   }
@@ -203,7 +206,7 @@ Found name_collected(const ReasonFacts& facts, double part) {
                   .piles_up = true,
                   .of_any_batch = true};
   }
-  std::vector<std::string> how{line_for_collected(variable, name)};
+  std::vector<std::string> how{line_for_collected(variable, name, share.made())};
   if (is_appended_to(variable)) {
     for (const std::string& other : beside) how.push_back(fmt::format("{}.append(output.cpu())", other));
   }

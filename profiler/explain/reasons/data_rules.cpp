@@ -490,16 +490,22 @@ Found name_larger_step(const ReasonFacts& facts, double fewest_times, const std:
   const bool was_in_step_before = std::ranges::any_of(facts.device.complete.blocks, [&](const StepAllocation& block) {
     return block.is_of_step() && block.made.source == failed->where.source;
   });
+  const std::vector<PaddedData>& padded = facts.device.padded;
+  if (!padded.empty()) {
+    const std::vector<std::string> shorter = lines_for_longest_sequences(padded.front());
+    lines.insert(lines.begin(), shorter.begin(), shorter.end());
+    lines.pop_back();  // says the same of data of any kind
+  }
   const bool has_other = has_other_caller(*failed), is_of_training = was_in_step_before && !has_other;
-  if (in_graph)
-    lines.insert(is_of_training ? lines.end() : lines.begin(),
-                 "with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
+  if (in_graph && !is_of_training)
+    lines.insert(lines.begin(), "with torch.no_grad():  # if nothing is learned from this pass: samples, a validation");
   return Reason{.text = fmt::format(
                     "this step works on more at once: {}results of its layers are {:.{}f} times as large as in the "
-                    "step before, {} so far ({}{})",
+                    "step before, {} so far ({}{}){}",
                     data ? describe_data(*data) + ", and " : "", times, times < 10 ? 1 : 0,
                     with_unit(work.bytes + asked), short_place(failed->where),
-                    has_other ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where) : ""),
+                    has_other ? ", called by " + find_caller_of_model(parse_stack(failed->stack), failed->where) : "",
+                    padded.empty() ? "" : "; " + name_padding(padded.front())),
                 .bytes = static_cast<int64_t>(static_cast<double>(work.bytes) * (1 - 1 / times)),
                 .fix = "as_much_as_before",
                 .how = std::move(lines)};

@@ -281,8 +281,12 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
 Found find_few_earlier_graphs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   const std::string variable = find_graph_variable(facts);
-  if (failure(facts) == nullptr || facts.device.attribution.backward_bytes == 0 || !keeps_nodes(facts)) return {};
-  if (!is_container(variable)) return {};
+  if (failure(facts) == nullptr || facts.device.attribution.backward_bytes == 0) return {};
+  // In backward the states of the step before are replaced: what is left of its graph is behind the new ones.
+  const std::vector<std::string_view> states =
+      failure(facts)->phase == Phase::backward ? list_attributes_in_graphs(facts) : std::vector<std::string_view>();
+  const bool is_collected = keeps_nodes(facts) && is_container(variable);
+  if (!is_collected && states.empty()) return {};
   std::set<uint32_t> steps;
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_of_graph = block.category == Category::activation || block.category == Category::output;
@@ -290,6 +294,16 @@ Found find_few_earlier_graphs(const ReasonFacts& facts) {
     if (counts) steps.insert(block.step);
     return counts;
   });
+  if (!is_collected) {
+    if (!is_large(facts, earlier.bytes, kWorthNaming)) return {};
+    return Reason{
+        .text = fmt::format("{} {} the graph of earlier steps{}, {}: each step adds its own", fmt::join(states, ", "),
+                            states.size() == 1 ? "keeps" : "keep", at(earlier.made()), with_unit(earlier.bytes)),
+        .bytes = earlier.bytes,
+        .fix = "detach_state",
+        .how = lines_for_graphs(facts, variable, states),
+        .piles_up = true};
+  }
   if (steps.size() < 2 || !is_large(facts, earlier.bytes)) return {};
   return Reason{.text = fmt::format("{} keeps graphs of {} earlier steps{}, {}", variable, steps.size(),
                                     at(earlier.made()), with_unit(earlier.bytes)),

@@ -74,8 +74,10 @@ Vocabularies find_vocabularies(const ReasonFacts& facts) {
     if (shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1]) found.words.insert(shape[0]);
   }
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const std::vector<int64_t> shape = is_loss_op(block.made) ? parse_shape(block.shape) : std::vector<int64_t>();
-    if (!shape.empty() && rows.contains(shape.back())) found.of_losses.insert(block.requested_bytes);
+    const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
+    if (shape.empty()) continue;
+    found.words.erase(shape.front());  // rows of a table, as of users, which all go through layers at once
+    if (is_loss_op(block.made) && rows.contains(shape.back())) found.of_losses.insert(block.requested_bytes);
   }
   return found;
 }

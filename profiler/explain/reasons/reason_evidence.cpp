@@ -485,20 +485,20 @@ std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::s
 
 namespace {
 
-/// The variable that leads to most parameters, as the program writes it; or empty.
-std::string find_model_variable(const ReasonFacts& facts) {
+/// The variable that leads to most parameters, as the program writes it, and is not `other`; or empty.
+std::string find_model_variable(const ReasonFacts& facts, std::string_view other) {
   VariableCounts models;
   for (const Referrer& one : facts.device.referrers) {
     const std::string_view model = module_of(&one);
-    if (!model.empty()) models.add(model, 1);
+    if (!model.empty() && model != other) models.add(model, 1);
   }
   return as_written(models.most());
 }
 
 }  // namespace
 
-std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes) {
-  const std::string model = find_model_variable(facts);
+std::vector<std::string> lines_for_next_model(const ReasonFacts& facts, std::string_view comes, std::string_view next) {
+  const std::string model = find_model_variable(facts, next);
   const bool has_states = sum_category(facts, Category::optimizer_state).count > 0;
   if (model.find_first_of(".[") != model.npos) {
     return lines_for_models(facts, fmt::format("{0} = None  # before the next one {1}{2}; to keep it: {0}.cpu()", model,
@@ -527,6 +527,17 @@ std::string beside_largest(const ReasonFacts& facts, int64_t bytes) {
   const int64_t times = bytes / std::max<int64_t>(1, other.requested_bytes);
   if (times < kManyTimes) return {};
   return fmt::format(", {} times as large as {}{}", times, referrer->variable, comma_shape(other));
+}
+
+std::string name_padding(const PaddedData& data) {
+  return fmt::format("{} % of {}, {}, is padding", 100 - (data.per_mille + 5) / 10, data.variable, data.shape);
+}
+
+std::vector<std::string> lines_for_longest_sequences(const PaddedData& data) {
+  const std::string_view name = variable_name(data.variable);
+  return {fmt::format("{0} = {0}[..., :{1}]  # the longest cut, or left out as the data are loaded",
+                      name.find_first_of(".[") == name.npos ? name : "x", std::max<int64_t>(1, data.longest / 4)),
+          "# or batches of sequences of about one length: sorted by it, group_by_length=True"};
 }
 
 bool is_of_attention(const Where& where) {

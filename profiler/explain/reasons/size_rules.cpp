@@ -232,22 +232,16 @@ std::vector<int64_t> rows_of(const LiveBlock& block) {
 
 /// `work` grows with `length`, to which these are padded.
 Reason reason_of_padding(const PaddedData& data, int64_t length, const Share& work) {
-  const std::string_view name = variable_name(data.variable);
   const bool none_is_full = data.longest * 4 <= length * 3;
   const std::string what =
       none_is_full ? fmt::format("the longest of its sequences has {} of {} positions", data.longest, length)
                    : fmt::format("a few of its sequences are as long as {}", data.longest);
   const int64_t rest = none_is_full ? data.longest * 1000 / length : data.per_mille;
-  Reason reason{
-      .text = fmt::format("{} % of {}, {}, is padding: {}, and layers compute all of it, {} so far",
-                          100 - (data.per_mille + 5) / 10, data.variable, data.shape, what, with_unit(work.bytes)),
-      .bytes = work.bytes - work.bytes / 1000 * rest,
-      .fix = "less_padding"};
-  if (none_is_full) return reason;
-  reason.how = {fmt::format("{0} = {0}[..., :{1}]  # the longest cut, or left out as the data are loaded",
-                            name.find_first_of(".[") == name.npos ? name : "x", std::max<int64_t>(1, length / 4)),
-                "# or batches of sequences of about one length: sorted by it, group_by_length=True"};
-  return reason;
+  return {.text = fmt::format("{}: {}, and layers compute all of it, {} so far", name_padding(data), what,
+                              with_unit(work.bytes)),
+          .bytes = work.bytes - work.bytes / 1000 * rest,
+          .fix = "less_padding",
+          .how = none_is_full ? std::vector<std::string>() : lines_for_longest_sequences(data)};
 }
 
 /// Of one image or volume: half of each side but those that are short already.

@@ -138,8 +138,7 @@ Found find_moved_model(const ReasonFacts& facts) {
                           at(failed_in(facts)), moved->name, with_unit(moved->share.bytes), with_unit(others.bytes)),
       .bytes = others.bytes,
       .fix = "drop_models",
-      .how = {"self.model = None  # and every other name of it, before the next one goes to the GPU; to keep it: "
-              "model.cpu()"}};
+      .how = lines_for_next_model(facts, "goes to the GPU", moved->name)};
 }
 
 namespace {

@@ -151,6 +151,7 @@ StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole)
   const MatchedPositions positions(cut, whole);
   Lifetimes in_whole(whole), in_cut(cut);
   const MadeSizes made(cut);
+  const uint32_t failed = positions.of(StepAllocation::kNever);
   const uint32_t backward = find_backward(whole.blocks);
   const bool may_be_zeroed = find_backward(cut.blocks) == StepAllocation::kNever;
   StepAllocations result{.step = cut.step, .blocks = whole.blocks};
@@ -171,7 +172,7 @@ StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole)
     }
     StepAllocation& old = left.emplace_back(block);
     old.born = StepAllocation::kBefore;
-    old.died = block.born + 1;
+    old.died = std::max(block.born + 1, failed);
     if (!lives_on) old.died = positions.of(freed);
     if (!lives_on || block.category != Category::gradient) continue;
     old.died = may_be_zeroed ? backward : StepAllocation::kNever;

@@ -14,7 +14,8 @@ bool is_like(const StepAllocations& cut, const StepAllocations& whole);
 
 /// The step that was cut short as if it had run to its end: `whole`, the step before it, with what that one left behind. What
 /// was made once (optimizer state) is there from the beginning; what is made anew in each step (gradients, outputs that a
-/// variable holds) lives on up to where the step that was cut short freed it, else up to where it is made again.
+/// variable holds) lives on up to where the step that was cut short freed it, else up to where it is made again, or that step failed if
+/// that is later.
 StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole);
 
 }  // namespace oomdiag

@@ -157,7 +157,8 @@ std::string why_text(const ReportOfDevice& device) {
   if (is_in_pieces && device.reason && !device.reason->is_of_pieces()) {
     const FailureFacts& facts = device.cause->evidence;
     return fmt::format("nearly full: {} are free or cached, in pieces of at most {}",
-                       with_unit(facts.free_bytes + facts.cached_bytes), with_unit(facts.largest_free_block_bytes));
+                       with_unit(facts.free_bytes + facts.cached_bytes),
+                       with_unit(std::max(facts.free_bytes, facts.largest_free_block_bytes)));
   }
   return why;
 }

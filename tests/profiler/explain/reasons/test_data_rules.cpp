@@ -48,7 +48,14 @@ TEST_CASE("layers that work on more than in the step before", "[explain][reasons
   for (StepAllocation& block : device.complete.blocks) block.made.source = "a.py:3";
   reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
-  CHECK(reason->how.back().starts_with("with torch.no_grad():"));
+  CHECK(
+      reason->how.back().starts_with("# sequences or images of many sizes"));  // a step of training, as the one before
+  device.padded = {
+      {.variable = "variable 'x' in main (a.py:1)", .shape = "[8, 4096] float32", .longest = 4096, .per_mille = 300}};
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.ends_with("(a.py:3); 70 % of variable 'x' in main (a.py:1), [8, 4096] float32, is padding"));
+  CHECK(reason->how.front() == "x = x[..., :1024]  # the longest cut, or left out as the data are loaded");
   device.complete.blocks = results(64_MiB);
   CHECK(reason_of(device).empty());
 }

@@ -413,6 +413,20 @@ TEST_CASE("losses in a list are said to wait for a backward, where none for the 
   CHECK(reason->text.ends_with("per step"));
 }
 
+TEST_CASE("a state that is handed on is named in the backward pass of the second step", "[explain][growth]") {
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 1), kept_activation(100_MiB, 2)});
+  device.state.step = 2;
+  device.failure->phase = Phase::backward;
+  CHECK(reason_of(device) != "graph_of_earlier_steps");
+  device.referrers = {{.variable = "attribute 'model.h0' in fit (train.py:9)", .nodes = 1, .bytes = 4096}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text == "model.h0 keeps the graph of earlier steps at net.py:9, 100.00 MiB: each step adds its own");
+  CHECK(reason->how == std::vector<std::string>{"model.h0 = model.h0.detach()  # before the next step uses it"});
+  device.failure->phase = Phase::forward;  // the step before is replaced at its end
+  CHECK(reason_of(device) != "graph_of_earlier_steps");
+}
+
 TEST_CASE("detached losses in a list keep no graph", "[explain][growth]") {
   const Where loss{.op = "aten::div", .source = "train.py:30"};
   const auto growing = [&](int64_t nodes) {

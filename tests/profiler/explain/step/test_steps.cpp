@@ -110,6 +110,19 @@ TEST_CASE("a variable holds the last step's tensor until it is made again", "[ex
   CHECK(step.step == 2);
 }
 
+TEST_CASE("what a step left is there up to where the next one failed, though that one has made the same again",
+          "[explain][steps]") {
+  const auto result = [](uint32_t born, const char* module) {
+    return named(block(Category::activation, Phase::forward, 32_MiB, born), module);
+  };
+  const StepAllocations whole{.step = 1, .blocks = {result(1, "a"), result(2, "b"), result(3, "c")}};
+  const StepAllocations cut{
+      .step = 2,
+      .blocks = {result(0, "a"), result(0, "b"), result(0, "c"), result(1, "a"), result(2, "b"), result(3, "c")}};
+  REQUIRE(is_like(cut, whole));
+  CHECK(find_peak(run_on(cut, whole).blocks) == 6 * 32_MiB);  // a graph, which goes as a whole
+}
+
 TEST_CASE(
     "a cache that is made anew, a little larger in each step, is there twice while it is made, and not three times",
     "[explain][steps]") {
