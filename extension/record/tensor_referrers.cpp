@@ -288,7 +288,7 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
 // Of a batch of texts or recordings. What lies on a GPU is read where that is a virtual one, as far as it keeps what the host wrote: no
 // work of a real one is waited for.
 void TensorReferrers::write_padding(const c10::TensorImpl& tensor, uint32_t index) {
-  constexpr size_t kMaxBytes = size_t{64} << 20;
+  constexpr size_t kMaxBytes = size_t{32} << 20;
   using Peek = bool (*)(void*, const void*, size_t);
   static const auto peek = reinterpret_cast<Peek>(dlsym(RTLD_DEFAULT, "oomdiag_device_peek"));
   const bool is_readable = tensor.is_cpu() || (tensor.is_cuda() && peek != nullptr);

@@ -236,7 +236,11 @@ Found find_data_on_gpu(const ReasonFacts& facts) {
   const Where where = data.largest != nullptr ? data.made() : failed_in(facts);
   const int64_t bytes = data.bytes + (fails ? failed->requested_bytes : 0);
   std::vector<std::string> lines{
-      "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
+      are_several && !is_one && !where.source.empty()
+          ? fmt::format(
+                "x = x.cuda(non_blocking=True)  # of each batch, as the loop takes it; and no move to the GPU at {}",
+                short_place(where))
+          : "for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"};
   if (fails) lines.emplace_back("for part in x.split(65536): f(part.cuda())  # or each part only when it is needed");
   if (fails)
     lines.emplace_back(

@@ -77,51 +77,6 @@ bool has_many_rows(const ReasonFacts& facts) {
 
 }  // namespace
 
-// A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
-Found find_large_batch(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "utils/checkpoint.py")) return {};
-  const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
-  const std::optional<bool> graph = fails_in_graph(facts);
-  const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
-  if (graph.value_or(has_trained) && !only_infers) return {};
-  const Share saved = sum_category(facts, Category::activation);
-  const Share work = sum_blocks(facts, [](const LiveBlock& block) {
-    return block.category == Category::output || block.category == Category::temporary ||
-           block.category == Category::workspace;
-  });
-  if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
-  const std::string one = find_single_sample(facts);
-  constexpr int64_t kParts = 8;                     // of a batch whose size is known
-  constexpr int64_t kFewImages = 4, kFewRows = 16;  // of another one
-  const int64_t size_of_part = facts.batch > 1    ? std::max<int64_t>(1, facts.batch / kParts)
-                               : convolves(facts) ? kFewImages
-                                                  : kFewRows;
-  std::vector<std::string> lines{
-      has_many_rows(facts)
-          ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
-          : fmt::format("y = torch.cat([model(part) for part in x.split({})])", size_of_part)};
-  if (!one.empty())
-    lines = {
-        "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
-        "overlap "
-        "where layers see beyond their edges"};
-  else if (convolves(facts))
-    lines.emplace_back(
-        "x = F.interpolate(x, scale_factor=0.5)  # where one image is too large; or tiles that overlap: x[..., :512]");
-  const std::string what = !one.empty() ? "length of one sample" : convolves(facts) ? "batch or image" : "batch";
-  return Reason{
-      .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})", what,
-                          !one.empty()      ? ", " + one + ","
-                          : facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch)
-                                            : "",
-                          graph == false ? ", without gradients" : "", with_unit(work.bytes + failed->requested_bytes),
-                          failed->where.module, short_place(failed->where)),
-      .bytes = (work.bytes + failed->requested_bytes) / 2,
-      .fix = "split_batch",
-      .how = std::move(lines)};
-}
-
 namespace {
 
 /// [batch, channels, height, width], or with a depth before the height: images or volumes, and no result of a layer.
@@ -148,6 +103,59 @@ const LiveBlock* find_images(const ReasonFacts& facts, bool (*is_such)(const std
 }
 
 }  // namespace
+
+// A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
+Found find_large_batch(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty() || contains(failed->stack, "utils/checkpoint.py")) return {};
+  const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
+  const std::optional<bool> graph = fails_in_graph(facts);
+  const bool only_infers = failed->modules_evaluate && !has_trained && !wants_gradient_of_data(facts);
+  if (graph.value_or(has_trained) && !only_infers) return {};
+  const Share saved = sum_category(facts, Category::activation);
+  const Share work = sum_blocks(facts, [](const LiveBlock& block) {
+    return block.category == Category::output || block.category == Category::temporary ||
+           block.category == Category::workspace;
+  });
+  if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
+  const std::string one = find_single_sample(facts);
+  constexpr int64_t kParts = 8;                     // of a batch whose size is known
+  constexpr int64_t kFewImages = 4, kFewRows = 16;  // of another one
+  const LiveBlock* const images = find_images(facts, is_of_images);
+  const int64_t batch = images == nullptr ? facts.batch : parse_shape(images->shape).front();
+  const bool is_one_image = images != nullptr && batch == 1;
+  const int64_t size_of_part = batch > 1          ? std::max<int64_t>(1, batch / kParts)
+                               : convolves(facts) ? kFewImages
+                                                  : kFewRows;
+  std::vector<std::string> lines{
+      has_many_rows(facts)
+          ? std::string("y = torch.cat([model(part) for part in x.split(1024)])  # or reduce each part at once")
+          : fmt::format("y = torch.cat([model(part) for part in x.split({})])  # in {}", size_of_part,
+                        find_caller_of_model(parse_stack(failed->stack), failed->where))};
+  if (is_one_image) lines.clear();
+  if (!one.empty())
+    lines = {
+        "y = torch.cat([model(part) for part in x.split(65536, -1)], -1)  # windows, or tiles of an image; they "
+        "overlap "
+        "where layers see beyond their edges"};
+  else if (convolves(facts))
+    lines.emplace_back(
+        "x = F.interpolate(x, scale_factor=0.5)  # where one image is too large; or tiles that overlap: x[..., :512]");
+  const std::string what = !one.empty()       ? "length of one sample"
+                           : is_one_image     ? "image"
+                           : convolves(facts) ? "batch or image"
+                                              : "batch";
+  return Reason{
+      .text = fmt::format("the whole {}{} goes through the model at once{}: {} at layer '{}' ({})", what,
+                          !one.empty()      ? ", " + one + ","
+                          : facts.batch > 1 ? fmt::format(", {} at a time,", facts.batch)
+                                            : "",
+                          graph == false ? ", without gradients" : "", with_unit(work.bytes + failed->requested_bytes),
+                          failed->where.module, short_place(failed->where)),
+      .bytes = (work.bytes + failed->requested_bytes) / 2,
+      .fix = is_one_image ? "smaller_images" : "split_batch",
+      .how = std::move(lines)};
+}
 
 Found find_large_images(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);

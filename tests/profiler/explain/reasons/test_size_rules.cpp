@@ -69,10 +69,17 @@ TEST_CASE("a batch goes through a model without gradients in an evaluation, too"
   CHECK(reason_of(device).empty());
   made.in_graph = false;
   device.step_allocations.blocks = {made};
-  const auto reason = find_reason({.device = device, .growths = {}});
+  auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
   CHECK(reason->text ==
         "the whole batch goes through the model at once, without gradients: 600.00 MiB at layer '1' (test.py:3)");
+  CHECK(reason->how.front() == "y = torch.cat([model(part) for part in x.split(16)])  # in test.py:3");
+  device.state.blocks.push_back({.bytes = 1_MiB, .category = Category::input, .shape = "[1, 3, 300, 300] float32"});
+  device.failure->where.op = "aten::conv2d";
+  reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->text.starts_with("the whole image goes through the model at once"));
+  CHECK(reason->fix == "smaller_images");  // there is nothing to split
 }
 
 TEST_CASE("double precision is a reason where half of the bytes have it", "[explain][reasons]") {
