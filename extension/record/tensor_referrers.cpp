@@ -293,18 +293,23 @@ void TensorReferrers::write_padding(const c10::TensorImpl& tensor, uint32_t inde
   static const auto peek = reinterpret_cast<Peek>(dlsym(RTLD_DEFAULT, "oomdiag_device_peek"));
   const bool is_readable = tensor.is_cpu() || (tensor.is_cuda() && peek != nullptr);
   if (!is_readable || tensor.is_python_dispatch() || tensor.requires_grad() || !tensor.has_storage()) return;
-  if (tensor.dim() < 2 || !tensor.is_contiguous() || tensor.data() == nullptr || looked_into_ >= kMaxLookedInto) return;
+  if (tensor.dim() < 2 || !tensor.is_contiguous() || tensor.data() == nullptr) return;
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.itemsize();
   if (bytes == 0 || bytes > kMaxBytes || tensor.itemsize() > 8) return;
-  ++looked_into_;
+  if (looked_into_ > std::chrono::milliseconds(kMaxMillisecondsInside)) return;
+  const auto begin = std::chrono::steady_clock::now();
   std::vector<std::byte> copy;
   const auto* data = static_cast<const std::byte*>(tensor.data());
   if (!tensor.is_cpu()) {
     copy.resize(bytes);
-    if (!peek(copy.data(), data, bytes)) return;
+    if (!peek(copy.data(), data, bytes)) {
+      looked_into_ += std::chrono::steady_clock::now() - begin;
+      return;
+    }
     data = copy.data();
   }
   const auto padding = find_padding(data, tensor.itemsize(), {tensor.sizes().data(), tensor.sizes().size()});
+  looked_into_ += std::chrono::steady_clock::now() - begin;
   if (!padding) return;
   const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
   const uint32_t shape =

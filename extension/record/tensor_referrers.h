@@ -33,7 +33,7 @@ class TensorReferrers {
   static constexpr int kMaxMilliseconds = 500;
   static constexpr size_t kMaxEvents = size_t{1} << 14;
   static constexpr size_t kMaxNodes = size_t{1} << 19;  ///< of autograd
-  static constexpr size_t kMaxLookedInto = 256;         ///< tensors, for padding
+  static constexpr int kMaxMillisecondsInside = 100;    ///< for what tensors contain, of these
 
   TensorReferrers(const PythonApi& api, ProgramCode& code) : api_(api), code_(code), reader_(api), tensors_(api) {}
 
@@ -104,8 +104,8 @@ class TensorReferrers {
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
-  size_t looked_into_ = 0;  ///< tensors of which the contents were read
-  bool is_cut_ = false;     ///< a bound ended the search, or kept it from following an object to all that it refers to
+  std::chrono::steady_clock::duration looked_into_{};  ///< the time for which contents were read
+  bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
 };
 
 }  // namespace oomdiag

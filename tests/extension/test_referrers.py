@@ -150,6 +150,21 @@ class ReferrersTest(unittest.TestCase):
         self.assertNotIn("was", self.printed)
         self.assertLessEqual({"dict 'kept' in program.py"}, {one.get("referrer") for one in report["top_allocations"]}, report["top_allocations"])
 
+    def test_data_that_are_mostly_padding_are_read_where_they_lie(self):
+        program = """
+            body = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(40)]).cuda()
+            optimizer = torch.optim.SGD(body.parameters(), 0.1)
+            ids = torch.zeros(16, 1024, dtype=torch.int64)
+            for i, row in enumerate(ids):
+                row[:40 + i] = torch.arange(1, 41 + i)
+            {keep}
+            body(torch.nn.Embedding(1024, 512).cuda()(ids.cuda() if ids.is_cpu else ids))"""
+        for keep in "batch = ids", "ids = ids.cuda()":
+            with self.subTest(keep):
+                reason = self.report(program.format(keep=keep), "1GiB")["reason"]
+                self.assertEqual(reason["id"], "padding")
+                self.assertIn("[16, 1024] int64, is padding: the longest of its sequences has 55 of 1024 positions", reason["text"])
+
     def test_training_that_keeps_nothing_names_nothing(self):
         self.assertEqual(self.growth("for _ in range(8): step(model, optimizer)"), [])
 

@@ -286,14 +286,7 @@ constexpr FixRow kCures[] = {
      .lines = "tokenizer(texts, truncation=True, max_length=512)  # it grows with the square of the longest text\n"
               "# batches of texts of about one length: group_by_length=True; rarely is the longest one needed",
      .changes_training = true},
-    {.id = "less_padding",
-     .label = "less padding",
-     .group = "sequence",
-     .cost = FixCost::none,
-     .lines =
-         "batch = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)  # in collate_fn: to the longest of "
-         "the batch\n"
-         "tokenizer(texts, padding=\"longest\", truncation=True, max_length=512)  # not padding=\"max_length\""},
+    {.id = "less_padding", .label = "less padding", .group = "sequence"},
     {.id = "results_of_used_layers",
      .label = "results of the layers that are used alone",
      .group = "growth",

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "profiler/explain/reason.h"
@@ -238,6 +239,15 @@ std::vector<int64_t> rows_of(const LiveBlock& block) {
   return shape;
 }
 
+/// To write where all sequences are padded further than the longest needs.
+std::vector<std::string> lines_for_short_sequences(const PaddedData& data) {
+  return {
+      "batch = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)  # in collate_fn: to the longest of the "
+      "batch",
+      fmt::format("tokenizer(texts, padding=\"longest\", truncation=True, max_length={})  # not padding=\"max_length\"",
+                  std::bit_ceil(static_cast<uint64_t>(data.longest)))};
+}
+
 /// `work` grows with `length`, to which these are padded.
 Reason reason_of_padding(const PaddedData& data, int64_t length, const Share& work) {
   const bool none_is_full = data.longest * 4 <= length * 3;
@@ -249,7 +259,7 @@ Reason reason_of_padding(const PaddedData& data, int64_t length, const Share& wo
                               with_unit(work.bytes)),
           .bytes = work.bytes - work.bytes / 1000 * rest,
           .fix = "less_padding",
-          .how = none_is_full ? std::vector<std::string>() : lines_for_longest_sequences(data)};
+          .how = none_is_full ? lines_for_short_sequences(data) : lines_for_longest_sequences(data)};
 }
 
 /// Of one image or volume: half of each side but those that are short already.

@@ -181,8 +181,11 @@ Found find_weight_copies(const ReasonFacts& facts) {
   if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 7)) return {};
   if (!is_large(facts, goes_on ? std::max(bytes, parameters) : bytes, 0.15)) return {};
   if (goes_on) {
-    const Share moved =
-        sum_blocks(facts, [&](const LiveBlock& block) { return is_same_call(block.made, failed_in(facts)); });
+    const Share moved = sum_blocks(facts, [&](const LiveBlock& block) {
+      const bool is_of_called =
+          block.category == Category::parameter && !block.uncalled;  // the model before, of the same line
+      return is_same_call(block.made, failed_in(facts)) && !is_of_called;
+    });
     if (copies.bytes * 2 < moved.bytes) return {};  // a model of other layers, some of which are as large
     return Reason{.text = fmt::format(
                       "another model of the same layers goes to the GPU{}, while the one before is still there: {} "

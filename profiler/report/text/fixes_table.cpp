@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "profiler/explain/findings.h"
 #include "profiler/explain/fixes/fixes.h"
@@ -101,6 +102,19 @@ std::string conclusion_on(const std::vector<Fix>& fixes) {
   return all > 1 ? "    none of them is sufficient alone\n" : "    it is not sufficient alone\n";
 }
 
+/// The best of each group, of which a program takes one, then the others.
+std::vector<Fix> one_of_each_group(const std::vector<Fix>& fixes) {
+  std::set<std::string_view> groups;
+  std::vector<Fix> first, others;
+  for (const Fix& fix : fixes) {
+    const FixRow* const row = fix.ids.empty() ? find_fix(fix.id) : nullptr;  // a combination has several
+    const bool is_first = row == nullptr || groups.insert(row->group).second;
+    (is_first ? first : others).push_back(fix);
+  }
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
 }  // namespace
 
 bool were_measured(const std::vector<Fix>& fixes) {
@@ -152,6 +166,7 @@ std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& o
   } else if (failed && may_fit) {
     std::erase_if(fixes, [](const Fix& fix) { return fits(fix).has_value(); });
   }
+  if (!in_leak(fixes) && !were_measured(fixes)) fixes = one_of_each_group(fixes);
   if (fixes.size() > most) fixes.resize(most);
   if (fixes.empty()) return {};
   int64_t largest = 0;

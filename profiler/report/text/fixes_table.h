@@ -24,7 +24,8 @@ std::string fixes_table(const ReportOfDevice& device, const TextOptions& options
 /// out. Empty after a run that fits.
 std::string best_fix_text(const Report& report, const ReportOfDevice& device, const TextOptions& options);
 
-/// At most three fixes besides the best one: of those that fit; where none is known to, of those that may.
+/// At most three fixes besides the best one: of those that fit; where none is known to, of those that may. A second one of a group, as
+/// half the batch beside micro-batches, only where there is room.
 std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& options);
 
 }  // namespace oomdiag

@@ -125,6 +125,29 @@ TEST_CASE("a model that goes to the GPU beside the one before is one too many", 
         "beside 300.00 MiB of parameters, gradients and optimizer state");
 }
 
+TEST_CASE("a model of the same layers may have gone to the GPU by the same line", "[explain][reasons]") {
+  LiveBlock before = parameter("layers.0.weight", true);
+  before.bytes = before.requested_bytes = 40_MiB;
+  before.made = {.op = "aten::to", .source = "load.py:9"};
+  std::vector<LiveBlock> weights;
+  for (const char* const name : {"a.weight", "b.weight", "c.weight", "d.weight", "e.weight", "f.weight", "g.weight",
+                                 "h.weight", "i.weight", "j.weight"}) {
+    before.name = name;
+    weights.push_back(before);
+  }
+  DeviceHistory device = while_moving(weights);
+  for (LiveBlock& block : device.state.blocks) {
+    if (block.category == Category::input) block.category = Category::unknown;
+  }
+  device.failure->requested_bytes = 40_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(
+      reason->text ==
+      "another model of the same layers goes to the GPU at load.py:9, while the one before is still there: 200.00 MiB "
+      "beside 400.00 MiB of parameters");
+}
+
 TEST_CASE("two models of the same layers that nothing has called are told apart by their variables",
           "[explain][reasons]") {
   DeviceHistory device = while_moving({});

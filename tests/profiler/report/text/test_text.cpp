@@ -183,6 +183,17 @@ TEST_CASE("where fix ran all and none fits, it is said, and fix is not offered a
   CHECK(text.find("next: oomdiag fix") == text.npos);
 }
 
+TEST_CASE("of two fixes of which a program takes one the second gives way on the first screen", "[report]") {
+  Report report = make_report(oom_in_backward(), {.exit_code = 1});
+  const auto fix = [](const char* id) { return Fix{.id = id, .label = id, .predicted_peak_bytes = 64_MiB}; };
+  report.devices.front().fixes = {fix("autocast_bf16"), fix("accumulate_2"), fix("half_batch"), fix("checkpoint")};
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.find("    half_batch") == text.npos);
+  CHECK(text.find("    accumulate_2") < text.find("    checkpoint"));
+  CHECK(text.find("    checkpoint") != text.npos);
+}
+
 TEST_CASE("a killed run reads well", "[report][golden]") {
   Trace trace = training_that_fits();
   trace.process.end_state = EndState::running;
