@@ -244,7 +244,7 @@ std::vector<std::string> lines_for_short_sequences(const PaddedData& data) {
   return {
       "batch = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)  # in collate_fn: to the longest of the "
       "batch",
-      fmt::format("tokenizer(texts, padding=\"longest\", truncation=True, max_length={})  # not padding=\"max_length\"",
+      fmt::format(R"(tokenizer(texts, padding="longest", truncation=True, max_length={})  # not padding="max_length")",
                   std::bit_ceil(static_cast<uint64_t>(data.longest)))};
 }
 
