@@ -14,6 +14,7 @@
 #include "profiler/explain/words/short_place.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/history.h"
+#include "profiler/trace/stack_call.h"
 
 // Rows of kReasons about how much goes through a model at once: a batch, images, rows, and in which type.
 
