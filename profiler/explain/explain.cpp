@@ -1,6 +1,7 @@
 #include "profiler/explain/explain.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "profiler/explain/facts/owners.h"
 #include "profiler/explain/findings.h"
 #include "profiler/explain/fixes/fix_rules.h"
+#include "profiler/explain/fixes/fixes.h"
 #include "profiler/explain/fixes/framework_lines.h"
 #include "profiler/explain/fixes/predict_fixes.h"
 #include "profiler/explain/reason.h"
@@ -53,13 +55,10 @@ struct Described {
   StepNeed need{};
 };
 
-// The step after this one needs more.
+// The step after this one needs more: it begins with what add_known_rest() puts last.
 void have_state_from_the_beginning(Allocations& blocks) {
-  const auto made = std::ranges::find_if(blocks, [](const StepAllocation& block) {
-    return block.category == Category::optimizer_state && block.phase == Phase::optimizer;
-  });
-  made->born = StepAllocation::kBefore;
-  std::rotate(blocks.begin(), made, std::next(made));
+  blocks.back().born = StepAllocation::kBefore;
+  std::rotate(blocks.begin(), std::prev(blocks.end()), blocks.end());
 }
 
 Described describe_step(const DeviceHistory& device) {

@@ -125,7 +125,7 @@ Found find_large_batch(const ReasonFacts& facts) {
   constexpr int64_t kFewImages = 4, kFewRows = 16;  // of another one
   const LiveBlock* const images = find_images(facts, is_of_images);
   const int64_t batch = images == nullptr ? facts.batch : parse_shape(images->shape).front();
-  const bool is_one_image = images != nullptr && batch == 1;
+  const bool is_one_image = images != nullptr && batch == 1 && one.empty();
   const int64_t size_of_part = batch > 1          ? std::max<int64_t>(1, batch / kParts)
                                : convolves(facts) ? kFewImages
                                                   : kFewRows;
@@ -251,11 +251,12 @@ std::vector<std::string> lines_for_short_sequences(const PaddedData& data) {
 
 /// `work` grows with `length`, to which these are padded.
 Reason reason_of_padding(const PaddedData& data, int64_t length, const Share& work) {
-  const bool none_is_full = data.longest * 4 <= length * 3;
+  const double part = static_cast<double>(data.longest) / static_cast<double>(length);
+  const bool none_is_full = part <= 0.75;
   const std::string what =
       none_is_full ? fmt::format("the longest of its sequences has {} of {} positions", data.longest, length)
                    : fmt::format("a few of its sequences are as long as {}", data.longest);
-  const int64_t rest = none_is_full ? data.longest * 1000 / length : data.per_mille;
+  const int64_t rest = none_is_full ? static_cast<int64_t>(part * 1000) : data.per_mille;
   return {.text = fmt::format("{}: {}, and layers compute all of it, {} so far", name_padding(data), what,
                               with_unit(work.bytes)),
           .bytes = work.bytes - work.bytes / 1000 * rest,
@@ -294,10 +295,12 @@ Found find_padding(const ReasonFacts& facts) {
     for (size_t i = 1; i < sizes.size(); ++i) {
       const Share work = sum_blocks(facts, [&](const LiveBlock& block) {
         const std::vector<int64_t> shape = is_data(block) ? parse_shape(block.shape) : std::vector<int64_t>();
-        return std::ranges::any_of(shape,
-                                   [&](int64_t size) { return size == sizes[i] || size == sizes[0] * sizes[i]; });
+        return std::ranges::any_of(shape, [&](int64_t size) {
+          const bool is_of_all = sizes[i] > 0 && size % sizes[i] == 0 && size / sizes[i] == sizes[0];
+          return size == sizes[i] || is_of_all;
+        });
       });
-      if (sizes[i] < data.longest || !is_large(facts, work.bytes, 0.5)) continue;
+      if (sizes[i] < std::max<int64_t>(1, data.longest) || !is_large(facts, work.bytes, 0.5)) continue;
       return reason_of_padding(data, sizes[i], work);
     }
   }

@@ -19,7 +19,7 @@ struct KnownRest {
   uint32_t forward_end = 0;     ///< position from which on the rest of forward is there
   int64_t modules_to_come = 0;  ///< with parameters of their own, that the step has not called yet
   int64_t gradient_bytes = 0;   ///< not made yet; likewise the next
-  int64_t state_bytes = 0;
+  int64_t state_bytes = 0;      ///< in one block, the last of them
 
   bool operator==(const KnownRest&) const = default;
 };

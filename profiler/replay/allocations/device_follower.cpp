@@ -131,8 +131,10 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.kind == EventKind::referrer && event.address == 0) {
     const bool is_host_tensor = event.detail != 0;
     if ((event.flags & kPadded) != 0) {
-      result_.padded.push_back(
-          {.variable = event.detail, .shape = event.node_sequence, .longest = event.bytes, .per_mille = event.call_id});
+      result_.padded.push_back({.variable = event.detail,
+                                .shape = event.node_sequence,
+                                .longest = std::max<int64_t>(0, event.bytes),
+                                .per_mille = std::min<int64_t>(1000, event.call_id)});
     } else if (is_host_tensor) {
       result_.referrers.push_back({.variable = event.detail,
                                    .nodes = event.call_id,

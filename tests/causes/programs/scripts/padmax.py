@@ -21,7 +21,7 @@ def encode(texts, fixed=False):
     return ids, mask
 
 
-@expected("many_rows", fix=r"\bpad(ded|ding)?\b", thread="allenai/allennlp#3850", memory=8192)
+@expected("padding", fix=r"\bpad(ded|ding)?\b", thread="allenai/allennlp#3850", memory=8192)
 def padmax(fixed=False):
     device = "cuda"
     random.seed(0)
