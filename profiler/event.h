@@ -116,8 +116,8 @@ enum EventFlag : uint16_t {
   kWantsGradient = 1,     ///< referrer: requires_grad_() was called for the tensor, which is no parameter
   kIsParameter = 2,       ///< referrer: the tensor is an nn.Parameter, whether its module was ever called or not
   kSearchCutShort = 4,    ///< referrer without address and name: the search ends before it has come to all
-  kPadded = 16,           ///< referrer without address: data of which more than half is padding
   kOfNewestSteps = 8,     ///< referrer: all nodes that it keeps are of the step that runs and the one before
+  kPadded = 16,           ///< referrer without address: data of which more than half is padding
   kGraphUnchanged = 1,    ///< graph_begin at an OOM: what the walk before it found still holds, and nothing follows
   kAskedByLibrary = 256,  ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };

@@ -31,6 +31,20 @@ constexpr const char* kNoKey = "…";
 
 std::string base_name(const std::string& file) { return file.substr(file.rfind('/') + 1); }
 
+/// Its name in the trace.
+uint32_t name_shape(const c10::TensorImpl& tensor) {
+  return thread_state().names.name(describe_shape(tensor.sizes(), c10::typeMetaToScalarType(tensor.dtype())));
+}
+
+/// Of what is on no GPU. How many were written.
+size_t write_for_each_device(Event event) {
+  for (uint32_t device = 0; device < session().device_count; ++device) {
+    event.device = static_cast<uint8_t>(device);
+    session().writer().write(event);
+  }
+  return session().device_count;
+}
+
 const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& tensor) {
   const c10::AutogradMetaInterface* meta = tensor.autograd_meta();
   return meta == nullptr ? nullptr : static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_fn_.get();
@@ -67,12 +81,9 @@ bool TensorReferrers::write_reached(uint32_t index, std::chrono::steady_clock::t
 
 // No variable refers to what was freed before the first one.
 void TensorReferrers::write_mark(uint16_t flags) {
-  for (uint32_t device = 0; device < session().device_count; ++device) {
-    Event event = thread_state().event(EventKind::referrer);
-    event.device = static_cast<uint8_t>(device);
-    event.flags = flags;
-    session().writer().write(event);
-  }
+  Event event = thread_state().event(EventKind::referrer);
+  event.flags = flags;
+  write_for_each_device(event);
 }
 
 // Modules refer to all that is loaded, so they are no way to a tensor: only variables of the user's own are.
@@ -226,8 +237,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
   if (has_own_sizes) {
     event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
-    event.node_sequence =
-        thread_state().names.name(describe_shape(tensor->sizes(), c10::typeMetaToScalarType(tensor->dtype())));
+    event.node_sequence = name_shape(*tensor);
   }
   const Nodes nodes = count_nodes(grad_fn_of(*tensor));
   event.call_id = nodes.count;
@@ -272,59 +282,44 @@ void TensorReferrers::write_without_storage(const c10::TensorImpl& tensor, uint3
   const auto bytes = has_own_sizes ? static_cast<int64_t>(tensor.numel() * tensor.itemsize()) : 0;
   if (root == nullptr && bytes < kLarge) return;
   const Nodes nodes = count_nodes(root);
-  const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
-  for (uint32_t device = 0; device < session().device_count; ++device) {
-    Event event = thread_state().event(EventKind::referrer);
-    event.device = static_cast<uint8_t>(device);
-    event.call_id = nodes.count;
-    event.flags = nodes.flags;
-    event.detail = name;
-    event.bytes = bytes;
-    session().writer().write(event);
-    ++written_;
-  }
+  Event event = thread_state().event(EventKind::referrer);
+  event.call_id = nodes.count;
+  event.flags = nodes.flags;
+  event.detail = thread_state().names.name(std::string_view(name_of(index)));
+  event.bytes = bytes;
+  written_ += write_for_each_device(event);
 }
 
-// Of a batch of texts or recordings. What lies on a GPU is read where that is a virtual one, as far as it keeps what the host wrote: no
-// work of a real one is waited for.
+// Of a batch of texts or recordings.
 void TensorReferrers::write_padding(const c10::TensorImpl& tensor, uint32_t index) {
+  if (looked_inside_ > std::chrono::milliseconds(kMaxMillisecondsInside)) return;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::optional<Padding> padding = look_inside(tensor);
+  looked_inside_ += std::chrono::steady_clock::now() - begin;
+  if (!padding) return;
+  Event event = thread_state().event(EventKind::referrer);
+  event.flags = kPadded;
+  event.bytes = padding->longest;
+  event.call_id = static_cast<uint32_t>(padding->per_mille);
+  event.node_sequence = name_shape(tensor);
+  event.detail = thread_state().names.name(std::string_view(name_of(index)));
+  written_ += write_for_each_device(event);
+}
+
+// What lies on a GPU is read where that is a virtual one, as far as it keeps what the host wrote: no work of a real one is waited for.
+std::optional<Padding> TensorReferrers::look_inside(const c10::TensorImpl& tensor) {
   constexpr size_t kMaxBytes = size_t{32} << 20;
   using Peek = bool (*)(void*, const void*, size_t);
   static const auto peek = reinterpret_cast<Peek>(dlsym(RTLD_DEFAULT, "oomdiag_device_peek"));
   const bool is_readable = tensor.is_cpu() || (tensor.is_cuda() && peek != nullptr);
-  if (!is_readable || tensor.is_python_dispatch() || tensor.requires_grad() || !tensor.has_storage()) return;
-  if (tensor.dim() < 2 || !tensor.is_contiguous() || tensor.data() == nullptr) return;
+  if (!is_readable || tensor.is_python_dispatch() || tensor.requires_grad() || !tensor.has_storage()) return {};
+  if (tensor.dim() < 2 || !tensor.is_contiguous() || tensor.data() == nullptr) return {};
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.itemsize();
-  if (bytes == 0 || bytes > kMaxBytes || tensor.itemsize() > 8) return;
-  if (looked_into_ > std::chrono::milliseconds(kMaxMillisecondsInside)) return;
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::byte> copy;
-  const auto* data = static_cast<const std::byte*>(tensor.data());
-  if (!tensor.is_cpu()) {
-    copy.resize(bytes);
-    if (!peek(copy.data(), data, bytes)) {
-      looked_into_ += std::chrono::steady_clock::now() - begin;
-      return;
-    }
-    data = copy.data();
-  }
-  const auto padding = find_padding(data, tensor.itemsize(), {tensor.sizes().data(), tensor.sizes().size()});
-  looked_into_ += std::chrono::steady_clock::now() - begin;
-  if (!padding) return;
-  const uint32_t name = thread_state().names.name(std::string_view(name_of(index)));
-  const uint32_t shape =
-      thread_state().names.name(describe_shape(tensor.sizes(), c10::typeMetaToScalarType(tensor.dtype())));
-  for (uint32_t device = 0; device < session().device_count; ++device) {
-    Event event = thread_state().event(EventKind::referrer);
-    event.device = static_cast<uint8_t>(device);
-    event.flags = kPadded;
-    event.bytes = padding->longest;
-    event.call_id = static_cast<uint32_t>(padding->per_mille);
-    event.node_sequence = shape;
-    event.detail = name;
-    session().writer().write(event);
-    ++written_;
-  }
+  if (bytes == 0 || bytes > kMaxBytes) return {};
+  std::vector<std::byte> copy(tensor.is_cpu() ? 0 : bytes);
+  if (!tensor.is_cpu() && !peek(copy.data(), tensor.data(), bytes)) return {};
+  const auto* const data = tensor.is_cpu() ? static_cast<const std::byte*>(tensor.data()) : copy.data();
+  return find_padding(data, tensor.itemsize(), {tensor.sizes().data(), tensor.sizes().size()});
 }
 
 // That this tensor keeps and no tensor before it did; of a tensor in a graph at least its own.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "extension/python_symbols.h"
+#include "extension/record/padding.h"
 #include "extension/record/program_code.h"
 #include "extension/record/python_api.h"
 #include "extension/record/python_tensor.h"
@@ -84,6 +86,7 @@ class TensorReferrers {
   void write_gradient(const c10::TensorImpl& tensor, const std::string& name);
   void write_without_storage(const c10::TensorImpl& tensor, uint32_t index);
   void write_padding(const c10::TensorImpl& tensor, uint32_t index);
+  static std::optional<Padding> look_inside(const c10::TensorImpl& tensor);
   struct Nodes {
     uint32_t count = 0;
     uint16_t flags = 0;  ///< kOfNewestSteps, or none
@@ -104,7 +107,7 @@ class TensorReferrers {
   uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t items_ = 0;                                        ///< of that one, so far
   size_t written_ = 0;
-  std::chrono::steady_clock::duration looked_into_{};  ///< the time for which contents were read
+  std::chrono::steady_clock::duration looked_inside_{};  ///< the time for which contents were read
   bool is_cut_ = false;  ///< a bound ended the search, or kept it from following an object to all that it refers to
 };
 
